@@ -5,8 +5,6 @@ A command is imported when it is run, so that `embedps --help` imports neither T
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import functools
 import importlib
 import os
@@ -18,31 +16,23 @@ from typing import NoReturn
 
 import embedps
 from embedps.console import command_line
-from embedps.errors import UsageError
 
-_MODULES = {
-    "plan": "embedps.plan",
-    "train": "embedps.train",
-    "evaluate": "embedps.evaluate",
-    "predict": "embedps.predict",
-    "export": "embedps.export",
-    "serve": "embedps.serve",
-    "server": "embedps.server",
-    "checkpoint": "embedps.checkpoint.__main__",
+_COMMANDS = {
+    "plan": "tell what a run will need and how fast it will be, before it starts",
+    "train": "train a model on a dataset: in this process, on a local cluster or with TF_CONFIG",
+    "evaluate": "score the checkpoints of a run on held-out data, while it trains or later",
+    "predict": "score files of records with a trained model",
+    "export": "write a SavedModel that TensorFlow Serving loads",
+    "serve": "answer requests with a trained model, over gRPC and REST, while it trains on",
+    "server": "be one worker or parameter server of a cluster",
+    "checkpoint": "inspect, verify, export, compact or compare checkpoints; statistics of tables",
 }
 _DESCRIPTION = """\
 Trains recommenders whose embedding tables live on parameter servers.
-
-  plan         tell what a run will need and how fast it will be, before it starts
-  train        train a model on a dataset: in this process, on a local cluster or with TF_CONFIG
-  evaluate     score the checkpoints of a run on held-out data, while it trains or later
-  predict      score files of records with a trained model
-  export       write a SavedModel that TensorFlow Serving loads
-  serve        answer requests with a trained model, over gRPC and REST, while it trains on
-  server       be one worker or parameter server of a cluster
-  checkpoint   inspect, verify, export, compact or compare checkpoints; statistics of tables
 """
 _EPILOG = """\
+`python -m embedps.COMMAND` runs the same command.
+
 first steps:
   python -m embedps.pipelines.generate --rows 200_000 --output logs/day_0.tsv.gz
   python -m embedps.pipelines.criteo --input 'logs/*.tsv.gz' --output dataset
@@ -52,8 +42,6 @@ first steps:
   {prog} checkpoint inspect run
 
 Run a train command again to resume from its last checkpoint.
-`{prog} COMMAND --help` lists the flags of a command.
-`python -m embedps.COMMAND` runs the same command.
 
 exit codes:
   0 done   1 failed   2 a wrong flag or file   74 no checkpoint could be written for too long
@@ -88,21 +76,16 @@ def dispatch(arguments: Sequence[str], prog: str = "embedps") -> int:
     Raises:
       UsageError: there is no such command.
     """
-    parser = command_line.Parser(
-        prog=prog,
-        usage="%(prog)s COMMAND ...",
-        description=_DESCRIPTION,
+    name = command_line.choose(
+        _COMMANDS,
+        arguments,
+        prog,
+        _DESCRIPTION,
         epilog=_EPILOG.format(prog=prog),
+        version=f"embedps {embedps.__version__}",
     )
-    parser.add_argument("--version", action="version", version=f"embedps {embedps.__version__}")
-    parser.add_argument("command", choices=_MODULES, metavar="COMMAND", help=argparse.SUPPRESS)
-    given = arguments[0] if arguments else ""
-    if given and not given.startswith("-") and given not in _MODULES:
-        near = difflib.get_close_matches(given, _MODULES, 1)
-        advice = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"there is no command {given!r}: {advice}{prog} --help lists them")
-    name = parser.parse_args(arguments[:1]).command
-    command = importlib.import_module(_MODULES[name])
+    module = "checkpoint.__main__" if name == "checkpoint" else name
+    command = importlib.import_module(f"embedps.{module}")
     code: int = command.main(arguments[1:], prog=f"{prog} {name}")
     return code
 

@@ -10,6 +10,7 @@ import os
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from embedps.errors import UsageError
@@ -28,10 +29,17 @@ def option(default: Any, text: str, **metadata: Any) -> Any:
     Args:
       default: its value; dataclasses.MISSING where it must be given.
       text: the flag's help.
-      metadata: of `check_value`; `metavar` of the flag; and `flag`, the option's name where that is
-        not the field's.
+      metadata: of `check_value`; `metavar` of the flag; `flag`, the option's name where that is
+        not the field's; `required`, if only Python may leave it out; and how the command line
+        gives it where that is not a flag and one value: `positional`, `several` (texts after one
+        flag, or after the flag again), or `rest` (what no other option takes).
     """
     return dataclasses.field(default=default, metadata={"help": text, **metadata})
+
+
+def python_only(default: Any) -> Any:
+    """Declares a field that no flag and no file can give."""
+    return dataclasses.field(default=default, metadata={"python_only": True})
 
 
 def group(config: type) -> Any:
@@ -61,6 +69,11 @@ class Option:
         if self.field.default_factory is not dataclasses.MISSING:
             return self.field.default_factory()
         return self.field.default
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a command line or a file must give it."""
+        return self.default is dataclasses.MISSING or bool(self.field.metadata.get("required"))
 
 
 def options_of(config: type) -> list[Option]:
@@ -154,8 +167,8 @@ def check_value(name: str, hint: Any, value: Any, metadata: Mapping[str, Any]) -
 
     Args:
       name: of the option, for the message.
-      hint: int, float, bool, str, a Literal of texts, a tuple of one of these, one of these or
-        None, or the dataclass of a group.
+      hint: int, float, bool, str, Path, a Literal of texts, a tuple of one of these, one of these
+        or None, or the dataclass of a group.
       value: the value that was given.
       metadata: `least`, `above`, `most` and `below` bound a number, `choices` are all there is. A
         number must be finite unless `most` is infinite; a text must not be blank.
@@ -178,6 +191,8 @@ def check_value(name: str, hint: Any, value: Any, metadata: Mapping[str, Any]) -
     choices = choices_of(kind, metadata)
     if kind is str or typing.get_origin(kind) is Literal:
         value = check_text(name, value)
+    elif kind is Path:
+        value = Path(check_text(name, value))
     elif kind is bool and not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False but got {shown(value)}")
     elif kind in (int, float):
@@ -213,6 +228,8 @@ def _options(config: type, group: str | None) -> Iterator[Option]:
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         hint = hints[field.name]
+        if field.metadata.get("python_only"):
+            continue
         if dataclasses.is_dataclass(hint):
             yield from _options(hint, field.name)  # type: ignore[arg-type]
         else:

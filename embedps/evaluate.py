@@ -7,36 +7,32 @@ ends after the run's last checkpoint.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.config_fields import MAX_COUNT
-from embedps.console import command_line
+from embedps.config_fields import MAX_COUNT, option
+from embedps.console import command_line, flags
 from embedps.console.child_process import end_with_parent
-from embedps.console.command_line import number, path, text
 from embedps.console.lines import say
 from embedps.console.progress import ProgressLine, rate_text
-from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
 from embedps.run.cluster_config import MAX_SHARDS
-from embedps.run.run_config import read_run
-from embedps.run.run_flags import add_model_and_data
+from embedps.run.opened_run import OpenedRun, RunOptions, checkpoint_number, open_run
 from embedps.run.summary import (
     SUMMARY_NAME,
     read_evaluations,
     read_json,
     write_json,
 )
-from embedps.storage.object_store import as_path
 
 if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
     from embedps.evaluation.evaluator import Evaluation, Evaluator
@@ -45,26 +41,76 @@ if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
 _LOG_SECS = 5.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(RunOptions):
+    """An evaluation: of which run, and of which of its checkpoints."""
+
+    split: str = option("eval", "the split to score", metavar="NAME")
+    batch_size: int = option(4096, "examples per batch", least=1, most=MAX_COUNT)
+    num_shards: int = option(1, "shards per table in this process", least=1, most=MAX_SHARDS)
+    once: bool = option(False, "score only the newest checkpoint")
+    number: int | None = checkpoint_number(
+        "score only this checkpoint; its scores are not added to evaluation.jsonl"
+    )
+    scores: Path | None = option(
+        None,
+        "with --once or --number: a Parquet file to write, with the file, row, labels and "
+        "predictions of each example",
+    )
+    resumed_after: int = option(
+        -1,
+        "the run was resumed after checkpoint N: none up to N is its last",
+        least=-1,
+        most=MAX_COUNT,
+    )
+    idle_secs: float = option(
+        math.inf, "end when there was no new checkpoint for this long", above=0, most=math.inf
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.once and self.number is not None:
+            raise UsageError(
+                "--once scores the newest checkpoint, --number another: give one of them"
+            )
+        if self.scores is None:
+            return
+        if not self.once and self.number is None:
+            raise UsageError("--scores is of one checkpoint: give --once or --number too")
+        if self.scores.is_dir() or not self.scores.parent.is_dir():
+            raise UsageError(
+                f"--scores must be a file in a local directory that is there but is {self.scores}"
+            )
+
+
 def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> int:
     """Scores checkpoints until the run's last one, or once."""
-    options = _parser(prog).parse_args(arguments)
-    _check(options)
+    config = flags.read(EvaluateConfig, arguments, prog, __doc__)
     is_sidecar = end_with_parent()
     if is_sidecar:
         os.nice(10)  # training comes first
-    model_dir = as_path(options.model_dir)
-    sent = _sent_model()
-    if sent is None:
-        run = read_run(model_dir, model=options.model)
-        dataset = Dataset.open(options.data or run.data)
-        recommender, seed = run.recommender(dataset), run.config.seed
-    else:
-        dataset = Dataset.open(options.data)
-        recommender, seed = sent
-    dataset.split(options.split)
-    directory = CheckpointDirectory(model_dir)
-    if options.number is not None:
-        directory.read(options.number)
+    evaluate(config, is_sidecar=is_sidecar)
+    return 0
+
+
+def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
+    """Scores checkpoints until the run's last one, or once.
+
+    Args:
+      config: what to score.
+      is_sidecar: leave the cores to the training beside it.
+
+    Raises:
+      UsageError: the directory is not of a run, or there is no checkpoint to score.
+      CheckpointError: the checkpoint is not there, is damaged, or is of another model.
+    """
+    recommender, seed = _sent_model()
+    run = open_run(
+        config.model_dir, data=config.data, model=config.model, recommender=recommender, seed=seed
+    )
+    split = run.dataset.split(config.split)
+    if config.number is not None:
+        run.directory.read(config.number)
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     import tensorflow as tf
 
@@ -72,58 +118,44 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
 
     if is_sidecar:
         tf.config.threading.set_intra_op_parallelism_threads(1)
-    display = _ScoreDisplay(model_dir)
+    display = _ScoreDisplay(run.path)
     evaluator = Evaluator(
-        recommender,
-        dataset,
-        directory,
-        split=options.split,
-        batch_rows=options.batch_size,
-        num_shards=options.num_shards,
-        seed=seed,
+        run.recommender(),
+        run.dataset,
+        run.directory,
+        split=config.split,
+        batch_rows=config.batch_size,
+        num_shards=config.num_shards,
+        seed=run.seed,
         on_progress=lambda *progress: display.show(evaluator, *progress),
     )
     try:
-        _score(evaluator, display, model_dir, dataset.split(options.split).rows, options)
+        _score(evaluator, display, run, config)
+        if config.scores is not None:
+            _write_scores(evaluator, config.scores, split.rows)
     finally:
         evaluator.collection.drop()  # a program may run the command again and again
-    return 0
 
 
 def _score(
-    evaluator: Evaluator, display: _ScoreDisplay, model_dir: Path, rows: int, options: Any
+    evaluator: Evaluator, display: _ScoreDisplay, run: OpenedRun, config: EvaluateConfig
 ) -> None:
-    if options.number is not None:
-        display.report(evaluator.evaluate(options.number), is_logged=False)
-    elif options.once:
+    if config.number is not None:
+        display.report(evaluator.evaluate(config.number), is_logged=False)
+    elif config.once:
         found = evaluator.evaluate_latest(newer_than=-1)
         if found is None:
-            raise UsageError(f"{model_dir} has no checkpoint yet: train first")
+            raise run.has_none()
         display.report(found[1])
     else:
-        scored = max((e["number"] for e in read_evaluations(model_dir)), default=-1)
+        scored = max((e["number"] for e in read_evaluations(run.path)), default=-1)
         evaluator.follow(
             display.report,
             newer_than=scored,
-            final_after=options.resumed_after,
-            idle_secs=options.idle_secs,
+            final_after=config.resumed_after,
+            idle_secs=config.idle_secs,
         )
-        _complete_summary(model_dir)
-    if options.scores is not None:
-        _write_scores(evaluator, options.scores, rows)
-
-
-def _check(options: Any) -> None:
-    if options.once and options.number is not None:
-        raise UsageError("--once scores the newest checkpoint, --number another: give one of them")
-    if options.scores is None:
-        return
-    if not options.once and options.number is None:
-        raise UsageError("--scores is of one checkpoint: give --once or --number too")
-    if options.scores.is_dir() or not options.scores.parent.is_dir():
-        raise UsageError(
-            f"--scores must be a file in a local directory that is there but is {options.scores}"
-        )
+        _complete_summary(run.path)
 
 
 def _write_scores(evaluator: Evaluator, file: Path, rows: int) -> None:
@@ -135,72 +167,14 @@ def _write_scores(evaluator: Evaluator, file: Path, rows: int) -> None:
     say(f"{file}: the scores of {written:,} examples")
 
 
-def _sent_model() -> tuple[Recommender, int] | None:
+def _sent_model() -> tuple[Recommender | None, int]:
     """Reads the model and seed that a trainer sent on standard input, if it did: see `sidecar`."""
     if os.environ.pop(RECOMMENDER_VARIABLE, None) is None:
-        return None
+        return None, 0
     import cloudpickle
 
     recommender, seed = cloudpickle.load(sys.stdin.buffer)
     return recommender, seed
-
-
-def _parser(prog: str) -> command_line.Parser:
-    parser = command_line.Parser(prog=prog, description=__doc__)
-    parser.add_argument(
-        "--model-dir",
-        type=text,
-        required=True,
-        metavar="DIR",
-        help="the directory that embedps train was given",
-    )
-    add_model_and_data(parser)
-    parser.add_argument(
-        "--split", default="eval", metavar="NAME", help="the split to score (default: eval)"
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=number(int, least=1, most=MAX_COUNT),
-        default=4096,
-        metavar="N",
-        help="examples per batch (default: 4096)",
-    )
-    parser.add_argument(
-        "--num-shards",
-        type=number(int, least=1, most=MAX_SHARDS),
-        default=1,
-        metavar="N",
-        help="shards per table in this process (default: 1)",
-    )
-    parser.add_argument("--once", action="store_true", help="score only the newest checkpoint")
-    parser.add_argument(
-        "--number",
-        type=number(int, least=0, most=MAX_COUNT),
-        metavar="N",
-        help="score only this checkpoint; its scores are not added to evaluation.jsonl",
-    )
-    parser.add_argument(
-        "--scores",
-        type=path,
-        metavar="FILE",
-        help="with --once or --number: a Parquet file to write, with the file, row, labels and "
-        "predictions of each example",
-    )
-    parser.add_argument(
-        "--resumed-after",
-        type=int,
-        default=-1,
-        metavar="N",
-        help="the run was resumed after checkpoint N: none up to N is its last",
-    )
-    parser.add_argument(
-        "--idle-secs",
-        type=number(float, above=0, most=math.inf),
-        default=math.inf,
-        metavar="X",
-        help="end when there was no new checkpoint for this long",
-    )
-    return parser
 
 
 class _ScoreDisplay:

@@ -16,10 +16,8 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from embedps.console import command_line
-from embedps.console.command_line import text
 from embedps.console.lines import say
 from embedps.data.dataset import Dataset
 from embedps.run.run_flags import RunFlags
@@ -32,9 +30,6 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.plan") -> int:
     from embedps.planning.plan_config import PlanConfig
 
     flags.add(PlanConfig, "plan")
-    flags.parser.add_argument(
-        "--json", type=text, metavar="FILE", help="also write every figure to a JSON file"
-    )
     run = flags.read()
     asked = flags.make(PlanConfig)
     dataset = Dataset.open(run.data)
@@ -45,9 +40,9 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.plan") -> int:
 
     plan = make_plan(recommender, dataset, run.config, asked)
     print_plan(plan, asked, make_console())
-    if (path := flags.given.json) is not None:
-        Path(path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
-        say(f"wrote {path}")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
+        say(f"wrote {asked.json}")
     return 0
 
 

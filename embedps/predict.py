@@ -6,6 +6,7 @@ after an interruption: files that are done are kept, and the same checkpoint is 
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
 import sys
@@ -14,64 +15,108 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.config_fields import MAX_COUNT, check_text
-from embedps.console import command_line
-from embedps.console.command_line import number, text
+from embedps.config_fields import MAX_COUNT, check_text, option
+from embedps.console import command_line, flags
 from embedps.console.lines import say
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
-from embedps.run.run_config import read_run
-from embedps.run.run_flags import add_model_and_data
+from embedps.run.opened_run import RunOptions, checkpoint_number
 from embedps.run.shipped_packages import import_shipped
 from embedps.storage.file_io import open_file
 from embedps.storage.file_lock import FileLock
-from embedps.storage.object_store import as_path
 
 _LOCK_NAME = "_predict.lock"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictConfig(RunOptions):
+    """A prediction: of which run, of which files, and where to."""
+
+    input: tuple[str, ...] = option(
+        dataclasses.MISSING,
+        "Parquet files of features, such as those of a dataset, or with --raw what it was made of: "
+        "paths or quoted patterns, 'data/eval/*.parquet'; ** matches folders",
+        metavar="FILES",
+        several=True,
+    )
+    output: Path = option(
+        dataclasses.MISSING,
+        "where the scores go: an empty directory, or that of the run to go on with",
+        metavar="DIR",
+    )
+    raw: bool = option(
+        False,
+        "the files have raw records, as the dataset was made of, text or columns: its transforms "
+        "make features of them",
+    )
+    keep: tuple[str, ...] = option(
+        (),
+        "columns of the input that the output has too, such as the user's id",
+        metavar="COLUMN",
+        several=True,
+    )
+    number: int | None = checkpoint_number(
+        "the checkpoint's number (default: the newest, or that of the run to go on with)"
+    )
+    batch_rows: int = option(
+        8192, "the most rows that are scored at a time", least=1, most=MAX_COUNT
+    )
+    workers: int | None = option(
+        None,
+        "how many batches are scored at a time (default: the number of cores)",
+        least=1,
+        most=1024,
+    )
+
+
 def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> int:
     """Scores files."""
-    options = _parser(prog).parse_args(arguments)
-    paths = _find(options.input)
-    output = Path(options.output)
+    predict(flags.read(PredictConfig, arguments, prog, __doc__))
+    return 0
+
+
+def predict(config: PredictConfig) -> None:
+    """Scores files; those that the output has already are kept.
+
+    Raises:
+      UsageError: a file, the output or a column is not what it must be.
+      CheckpointError: the checkpoint is not there, or is damaged.
+    """
+    output, paths = config.output, _find(config.input)
     if any(path.parent.absolute() == output.absolute() for path in paths):
         raise UsageError(f"--output {output} must not be where the input is: give another one")
-    model_dir = as_path(options.model_dir)
-    run = read_run(model_dir, model=options.model)
-    dataset = Dataset.open(options.data or run.data)
-    make_raw = _raw_reader(dataset) if options.raw else None
+    run = config.open()
+    make_raw = _raw_reader(run.dataset) if config.raw else None
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     from embedps.evaluation.file_scoring import FileScorer, Plan, check_files, read_plan
-    from embedps.evaluation.loaded_model import load
+    from embedps.evaluation.loaded_model import load_from
 
     stored = read_plan(output)
-    newest = CheckpointDirectory(model_dir).latest()
-    chosen = options.number
+    newest = run.directory.latest()
+    chosen = config.number
     if chosen is None and stored is not None:
         chosen = stored["checkpoint"]
     elif chosen is None:
         if newest is None:
-            raise UsageError(f"{model_dir} has no checkpoint yet: train first")
+            raise run.has_none()
         chosen = newest.number
     plan = Plan(
-        model_dir=str(Path(options.model_dir).absolute()),
+        model_dir=str(Path(config.model_dir).absolute()),
         checkpoint=chosen,
-        raw=options.raw,
-        keep=tuple(options.keep),
+        raw=config.raw,
+        keep=config.keep,
         files=_input_files(paths),
     )
     if stored is not None:
         plan.check(output, stored)
     left = plan.unfinished(output)
-    total = sum(_num_rows(file.path, raw=options.raw) for file in left)
-    check_files([file.path for file in left], dataset, raw=options.raw)
+    total = sum(_num_rows(file.path, raw=config.raw) for file in left)
+    check_files([file.path for file in left], run.dataset, raw=config.raw)
     if not left:
         say(f"{output}: {len(paths)} of {len(paths)} files scored")
-        return 0
+        return
     output.mkdir(parents=True, exist_ok=True)
     lock = FileLock(output / _LOCK_NAME)
     if not lock.acquire():
@@ -83,9 +128,9 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
         f"scores {len(left)} of {len(paths)} files{rows} with checkpoint {chosen}"
         + ("" if newest is None or newest.number == chosen else f"; the newest is {newest.number}"),
     )
-    model = load(model_dir, number=chosen, data=options.data, model=options.model)
+    model = load_from(run, number=chosen)
     try:
-        reader = make_raw and make_raw(model.columns, plan.keep, options.batch_rows)
+        reader = make_raw and make_raw(model.columns, plan.keep, config.batch_rows)
         with ProgressLine("predict", total, unit="rows") as line:
             done = 0
 
@@ -99,14 +144,13 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
                 model=model,
                 raw=reader,
                 keep=plan.keep,
-                batch_rows=options.batch_rows,
-                workers=options.workers,
+                batch_rows=config.batch_rows,
+                workers=config.workers or os.cpu_count() or 1,
                 on_progress=count,
             ).run(left, output)
     finally:
         lock.release()
     say(f"{output}: {len(paths)} of {len(paths)} files scored")
-    return 0
 
 
 def _find(patterns: Sequence[str]) -> list[Path]:
@@ -173,69 +217,6 @@ def _raw_reader(dataset: Dataset) -> Callable[..., Any]:
     transforms = Transforms.of(dataset)
     reader = import_shipped("pipelines.ingestion.raw_records").RawReader
     return partial(reader, transforms)
-
-
-def _parser(prog: str) -> command_line.Parser:
-    parser = command_line.Parser(prog=prog, description=__doc__)
-    parser.add_argument(
-        "--model-dir",
-        type=text,
-        required=True,
-        metavar="DIR",
-        help="the directory that embedps train was given",
-    )
-    parser.add_argument(
-        "--input",
-        type=text,
-        required=True,
-        nargs="+",
-        metavar="FILES",
-        help="Parquet files of features, such as those of a dataset, or with --raw what it was "
-        "made of: paths or quoted patterns, 'data/eval/*.parquet'; ** matches folders",
-    )
-    parser.add_argument(
-        "--output",
-        type=text,
-        required=True,
-        metavar="DIR",
-        help="where the scores go: an empty directory, or that of the run to go on with",
-    )
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="the files have raw records, as the dataset was made of, text or columns: its "
-        "transforms make features of them",
-    )
-    parser.add_argument(
-        "--keep",
-        type=text,
-        nargs="+",
-        default=[],
-        metavar="COLUMN",
-        help="columns of the input that the output has too, such as the user's id",
-    )
-    parser.add_argument(
-        "--number",
-        type=number(int, least=0, most=MAX_COUNT),
-        metavar="N",
-        help="the checkpoint's number (default: the newest, or that of the run to go on with)",
-    )
-    add_model_and_data(parser)
-    parser.add_argument(
-        "--batch-rows",
-        type=number(int, least=1, most=MAX_COUNT),
-        default=8192,
-        metavar="N",
-        help="the most rows that are scored at a time (default: 8192)",
-    )
-    parser.add_argument(
-        "--workers",
-        type=number(int, least=1, most=1024),
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="how many batches are scored at a time (default: the number of cores)",
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ its unit, saves a checkpoint and then releases the server. The server waits for 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
+import dataclasses
 import os
 import signal
 import sys
@@ -18,10 +18,10 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from embedps import kernels
+from embedps import config_fields, kernels
 from embedps.cluster.bind_address import check_listening, listen_at
-from embedps.config_fields import MAX_SECS
-from embedps.console import command_line, tf_startup
+from embedps.config_fields import MAX_SECS, option
+from embedps.console import command_line, flags, tf_startup
 from embedps.console.child_process import end_with_parent
 from embedps.console.lines import say
 from embedps.errors import ClusterError, UsageError
@@ -33,32 +33,32 @@ _TICK_SECS = 0.1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
-def add_grace_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that a server shares with `embedps.train`."""
-    default = TrainConfig.grace_secs
-    parser.add_argument(
-        "--grace-secs",
-        type=command_line.number(float, above=0, most=MAX_SECS),
-        default=default,
-        metavar="X",
-        help=f"seconds from SIGTERM to the end (default: {default})",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The options that a server shares with `embedps train`."""
+
+    grace_secs: float = option(
+        TrainConfig.grace_secs, "seconds from SIGTERM to the end", above=0, most=MAX_SECS
     )
 
+    def __post_init__(self) -> None:
+        config_fields.check(self)
 
-def serve(*, grace_secs: float) -> NoReturn:
+
+def serve(config: ServerConfig) -> NoReturn:
     """Serves as the task that TF_CONFIG names, until it is told to end.
 
     Args:
-      grace_secs: how long it then waits for its client to release it.
+      config: how long it then waits for its client to release it.
 
     Raises:
       UsageError: TF_CONFIG is absent, names no worker or ps, or a wildcard for this task.
       ClusterError: its address cannot be bound.
     """
-    config = read_tf_config()
-    if config is None:
+    found = read_tf_config()
+    if found is None:
         raise UsageError("a server must be told its task by TF_CONFIG, which is not set")
-    task = config["task"]
+    task, cluster = found["task"], found["cluster"]
     if task["type"] not in ("worker", "ps"):
         raise UsageError(f"a server's task must be worker or ps but TF_CONFIG has {task['type']!r}")
     told = threading.Event()
@@ -75,11 +75,11 @@ def serve(*, grace_secs: float) -> NoReturn:
     session = config_pb2.ConfigProto()
     # A local cluster's processes share the cores: a spinning thread takes time from the others.
     session.experimental.disable_thread_spinning = True
-    address = config["cluster"][task["type"]][int(task["index"])]
+    address = cluster[task["type"]][int(task["index"])]
     listen_at(address)
     try:
         _server = server_lib.Server(  # tf.distribute.Server
-            server_lib.ClusterSpec(config["cluster"]),
+            server_lib.ClusterSpec(cluster),
             job_name=task["type"],
             task_index=int(task["index"]),
             protocol="grpc",
@@ -99,7 +99,7 @@ def serve(*, grace_secs: float) -> NoReturn:
         if has_client and not had:
             say(f"embedps: {name} has a client")
     library.embedps_leave()
-    deadline = time.monotonic() + grace_secs
+    deadline = time.monotonic() + config.grace_secs
     while time.monotonic() < deadline and not library.embedps_released():
         if library.embedps_secs_since_probe() > _CLIENT_SECS:
             break  # no client is there to release it
@@ -124,9 +124,7 @@ def keep_freed_memory() -> None:
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.server") -> NoReturn:
     """Serves as a task of TF_CONFIG."""
-    parser = command_line.Parser(prog=prog, description=__doc__)
-    add_grace_flag(parser)
-    serve(grace_secs=parser.parse_args(arguments).grace_secs)
+    serve(flags.read(ServerConfig, arguments, prog, __doc__))
 
 
 if __name__ == "__main__":

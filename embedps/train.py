@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from embedps.console import command_line
+from embedps.console import command_line, flags
 from embedps.console.lines import say
 from embedps.console.shutdown import sigterm_exits
 from embedps.data.dataset import Dataset
@@ -33,7 +33,7 @@ from embedps.run.preparation import (
 from embedps.run.run_config import RunConfig
 from embedps.run.run_flags import RunFlags
 from embedps.run.tf_config import is_of_workers, read_tf_config
-from embedps.server import add_grace_flag, serve
+from embedps.server import ServerConfig, serve
 from embedps.storage.object_store import is_local, local_dir
 
 if TYPE_CHECKING:  # it imports TensorFlow
@@ -45,9 +45,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     task = read_tf_config()
     workers = task if task is not None and is_of_workers(task) else None
     if task is not None and workers is None and task["task"]["type"] in ("worker", "ps"):
-        parser = command_line.Parser(prog=prog, add_help=False)
-        add_grace_flag(parser)
-        serve(grace_secs=parser.parse_known_args(arguments)[0].grace_secs)
+        serve(flags.read_known(ServerConfig, arguments, prog))
     run = parse(arguments, prog)
     if workers is None:
         chief_task(run.config)

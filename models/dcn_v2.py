@@ -9,12 +9,13 @@ from typing import Any
 from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
+from embedps.tables.table_options import TableOptions
 
-from ._columns import TableConfig, click_recommender, declare, dropout, widths
+from ._columns import click_recommender, declare, dropout, widths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(TableConfig):
+class Config(TableOptions):
     """DCN-v2's options."""
 
     cross_layers: int = option(3, "number of cross layers", least=1, most=100)

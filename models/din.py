@@ -14,9 +14,9 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec
+from embedps.tables.table_options import TableOptions
 
 from ._columns import (
-    TableConfig,
     check_categorical,
     click_recommender,
     declare,
@@ -27,7 +27,7 @@ from ._columns import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(TableConfig):
+class Config(TableOptions):
     """DIN's options."""
 
     history: tuple[str, ...] = option(("history",), "columns of lists of ids, the latest last")

@@ -8,12 +8,13 @@ from typing import Any
 
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
+from embedps.tables.table_options import TableOptions
 
-from ._columns import TableConfig, click_recommender, declare, small
+from ._columns import click_recommender, declare, small
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(TableConfig):
+class Config(TableOptions):
     """The factorization machine's options."""
 
 

@@ -11,12 +11,13 @@ from embedps.config_fields import check, option
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.tables import Initializer
+from embedps.tables.table_options import PolicyOptions, TableOptions
 
-from ._columns import PolicyConfig, TableConfig, click_recommender, declare
+from ._columns import click_recommender, declare
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(PolicyConfig):
+class Config(PolicyOptions):
     """Logistic regression's options."""
 
     sparse_optimizer: str = option(
@@ -34,13 +35,13 @@ class Config(PolicyConfig):
         check(self)
         self.tables()
 
-    def tables(self) -> TableConfig:
+    def tables(self) -> TableOptions:
         """Makes the options of tables of single weights."""
-        return TableConfig(
+        return TableOptions(
             embedding_dim=1,
             sparse_optimizer=self.sparse_optimizer,
             row_weight_decay=self.row_weight_decay,
-            **{f.name: getattr(self, f.name) for f in dataclasses.fields(PolicyConfig)},
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(PolicyOptions)},
         )
 
 

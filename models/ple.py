@@ -10,12 +10,13 @@ from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
+from embedps.tables.table_options import TableOptions
 
-from ._columns import TableConfig, declare, dropout, label_recommender, widths
+from ._columns import declare, dropout, label_recommender, widths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(TableConfig):
+class Config(TableOptions):
     """PLE's options."""
 
     shared_experts: int = option(2, "experts of all labels, per layer", least=1, most=1000)

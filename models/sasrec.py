@@ -16,12 +16,13 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, Initializer
+from embedps.tables.table_options import TableOptions
 
-from ._columns import TableConfig, find_columns, weighed, weight_columns
+from ._columns import find_columns, weighed, weight_columns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(TableConfig):
+class Config(TableOptions):
     """SASRec's options."""
 
     history: str = option("history", "the column of lists of a user's items, the latest last")

@@ -17,12 +17,13 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec
+from embedps.tables.table_options import TableOptions
 
-from ._columns import TableConfig, dropout, find_columns, weighed, weight_columns, widths
+from ._columns import dropout, find_columns, weighed, weight_columns, widths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(TableConfig):
+class Config(TableOptions):
     """Two towers' options."""
 
     query: tuple[str, ...] = option(("user",), "columns of the query tower")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from embedps.console.command_line import Parser, path, run
+from embedps.config_fields import check, option
+from embedps.console import flags
+from embedps.console.command_line import run
 from embedps.console.lines import say
 from embedps.console.tables import FINGERPRINTS, make_console, make_table
 from embedps.data.dataset import Dataset
@@ -45,21 +50,34 @@ def _print(profile: Profile) -> None:
         console.print(FINGERPRINTS, style=None, highlight=False)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DescribeConfig:
+    """Profiles a dataset.
+
+    It shows the label rate of each shard, and the missing rate, spread, cardinality and share of
+    the most frequent ids of each column.
+    """
+
+    directory: Path = option(dataclasses.MISSING, "a dataset", metavar="DIR", positional=True)
+    html: Path | None = option(None, "also write a page with plots")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def describe(config: DescribeConfig) -> None:
+    """Prints the profile of a dataset, and writes its page if the config asks for one."""
+    profile = make_profile(Dataset.open(config.directory))
+    _print(profile)
+    if config.html is not None:
+        config.html.write_text(make_page(profile), encoding="utf-8")
+        say(f"wrote {config.html}")
+
+
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    parser = Parser(
-        prog="python -m embedps.pipelines.describe",
-        description="Profiles a dataset: the label rate of each shard; the missing rate, spread, "
-        "cardinality and share of the most frequent ids of each column.",
-    )
-    parser.add_argument("directory", type=path, metavar="DIR", help="a dataset")
-    parser.add_argument("--html", type=path, metavar="FILE", help="also write a page with plots")
-    options = parser.parse_args(argv)
-    profile = make_profile(Dataset.open(options.directory))
-    _print(profile)
-    if options.html is not None:
-        options.html.write_text(make_page(profile), encoding="utf-8")
-        say(f"wrote {options.html}")
+    prog = "python -m embedps.pipelines.describe"
+    describe(flags.read(DescribeConfig, argv, prog, inspect.cleandoc(DescribeConfig.__doc__ or "")))
 
 
 if __name__ == "__main__":

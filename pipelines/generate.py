@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from embedps.config_fields import MAX_INT64
-from embedps.console.command_line import Parser, number, path, run
+from embedps.console import flags
+from embedps.console.command_line import run
 from embedps.console.lines import say
 from embedps.console.progress import rate_text
 
@@ -30,33 +30,10 @@ examples:
 """
 
 
-def parse_options(argv: Sequence[str]) -> Options:
-    """Parses the command line; raises UsageError."""
-    parser = Parser(
-        prog="python -m embedps.pipelines.generate",
-        description=_HELP,
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("--rows", type=number(int, least=1), required=True, help="rows to write")
-    parser.add_argument(
-        "--seed",
-        type=number(int, least=0, most=MAX_INT64),
-        default=0,
-        help="seed of the rows and the planted model (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--output", type=path, required=True, metavar="FILE", help="a .tsv.gz or .tsv file"
-    )
-    parser.add_argument(
-        "--threads", type=number(int, least=1), default=Options.threads, help="default: %(default)s"
-    )
-    parser.add_argument("--force", action="store_true", help="replace an existing file")
-    return Options(**vars(parser.parse_args(argv)))
-
-
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    options = parse_options(argv)
+    prog = "python -m embedps.pipelines.generate"
+    options = flags.read(Options, argv, prog, _HELP, epilog=_EXAMPLES)
     before = options.report_path.stat().st_mtime_ns if options.report_path.exists() else None
     started = time.monotonic()
     report = generate(options)

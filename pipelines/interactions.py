@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from embedps.config_fields import MAX_COUNT
-from embedps.console.command_line import Parser, number, path, run
+from embedps.console import flags
+from embedps.console.command_line import run
 from embedps.console.lines import say
 
 from .ingestion.interactions import Options, make_dataset
@@ -30,43 +30,10 @@ examples:
 """
 
 
-def parse_options(argv: Sequence[str]) -> Options:
-    """Parses the command line; raises UsageError."""
-    parser = Parser(
-        prog="python -m embedps.pipelines.interactions", description=_HELP, epilog=_EXAMPLES
-    )
-    parser.add_argument(
-        "--train", type=path, action="append", required=True, metavar="FILE", help="items to learn"
-    )
-    parser.add_argument(
-        "--test", type=path, required=True, metavar="FILE", help="items to hold out"
-    )
-    parser.add_argument("--output", type=path, required=True, metavar="DIR")
-    parser.add_argument(
-        "--max-history",
-        type=number(int, least=0, most=MAX_COUNT),
-        default=Options.max_history,
-        help="items of a history (default: %(default)s); 0 leaves histories empty",
-    )
-    parser.add_argument(
-        "--num-shards",
-        type=number(int, least=1, most=MAX_COUNT),
-        default=Options.num_shards,
-        help="files of the training split (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=number(int, least=0),
-        default=Options.seed,
-        help="of the order of the rows (default: %(default)s)",
-    )
-    options = vars(parser.parse_args(argv))
-    return Options(**options | {"train": tuple(options["train"])})
-
-
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    options = parse_options(argv)
+    prog = "python -m embedps.pipelines.interactions"
+    options = flags.read(Options, argv, prog, _HELP, epilog=_EXAMPLES)
     dataset, was_there = make_dataset(options)
     rows = {name: split.rows for name, split in dataset.splits.items()}
     say(

@@ -63,6 +63,8 @@ def test_help_and_an_unknown_flag_do_not_import_tensorflow(module):
     done = run(module, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"usage: python -m {module}" in done.stdout
+    no_options = ("embedps", "embedps.checkpoint", "embedps.kernels.build")
+    assert ("\n  --config FILE " in done.stdout) == (module not in no_options)
     assert complaint(2, module, "--bogus").endswith("(--help lists the flags)")
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from embedps import serve
+from embedps.console import flags
 from embedps.errors import ServerLostError
 from embedps.run.config import TrainConfig
+from embedps.serving.server.serve_config import ServeConfig
 from tests.builders import ROOT
 
 MANIFEST = ROOT / "deploy" / "kubernetes.yaml"
@@ -148,7 +149,7 @@ def test_a_served_models_manifest_is_what_the_command_takes():
     service, deployment = yaml.safe_load_all((ROOT / "deploy" / "serve.yaml").read_text())
     template = deployment["spec"]["template"]
     (container,) = template["spec"]["containers"]
-    options = serve._parser("serve").parse_args(container["args"])
+    options = flags.read(ServeConfig, container["args"], "serve", None)
     ports = [each["port"] for each in service["spec"]["ports"]]
     assert ports == [options.port, options.rest_port]
     assert ports == [each["containerPort"] for each in container["ports"]]
@@ -160,4 +161,4 @@ def test_a_served_models_manifest_is_what_the_command_takes():
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
     mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
     assert mounted.keys() == {v["name"] for v in template["spec"]["volumes"]}
-    assert options.model_dir == [mounted["model"]]
+    assert options.model_dir == (mounted["model"],)

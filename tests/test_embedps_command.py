@@ -62,7 +62,8 @@ def test_help_names_every_command_and_first_steps(script):
 def test_usage_line_shows_how_a_command_was_called(script, name):
     done = run(script, name, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"usage: embedps {name} [-h]")
+    shown = "COMMAND ..." if name == "checkpoint" else "[-h]"
+    assert done.stdout.startswith(f"usage: embedps {name} {shown}")
     done = run(sys.executable, "-m", "embedps", name, "--bogus")
     assert done.returncode == 2
     assert done.stderr.startswith(f"embedps: python -m embedps {name}: ")

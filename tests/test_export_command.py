@@ -106,8 +106,14 @@ def test_an_export_says_what_it_is_of(tmp_path: Path, model_dir: Path, capsys: A
     assert {name: table["rows"] for name, table in found["tables"].items()} == rows
     before = (tmp_path / str(first) / "saved_model.pb").stat().st_mtime_ns
     capsys.readouterr()
-    assert run(*given) == 0
+    config = export.ExportConfig(model_dir=str(model_dir), output=str(tmp_path))
+    assert export.export(config) == tmp_path / str(first)
     assert "is there already" in capsys.readouterr().out
+    file = tmp_path / "export.toml"
+    file.write_text(f'model_dir = "{model_dir}"\noutput = "{tmp_path}"\nrows = "bfloat16"\n')
+    assert run("--config", file) == 2
+    assert "is there, with rows of float32: give another" in capsys.readouterr().err
+    assert run("--config", file, "--rows", "float32") == 0
     assert (tmp_path / str(first) / "saved_model.pb").stat().st_mtime_ns == before
     assert run(*given, "--rows", "int8") == 2
     assert "is there, with rows of float32: give another --output" in capsys.readouterr().err

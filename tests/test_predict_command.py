@@ -68,10 +68,19 @@ def test_scores_are_those_of_the_loaded_model(
             np.testing.assert_allclose(found, model.predict(table)["score"], rtol=1e-6)
     assert "6 files (1,751 rows) with checkpoint" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.parquet")}
-    assert run(*given) == 0
+    file = tmp_path / "predict.toml"
+    file.write_text(f'model_dir = "{model_dir}"\nkeep = ["C1"]\nbatch_rows = 64\n')
+    assert run("--config", file, "--input", given[3], "--output", tmp_path / "s") == 0
     assert ": 6 of 6 files scored" in capsys.readouterr().out
     next(iter(before)).unlink()
-    assert run(*given) == 0
+    predict.predict(
+        predict.PredictConfig(
+            model_dir=str(model_dir),
+            input=(str(given[3]),),
+            output=tmp_path / "s",
+            keep=("C1",),
+        )
+    )
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.parquet")}
     assert len([path for path in before if after[path] != before[path]]) == 1
 

@@ -35,6 +35,7 @@ NEED_NO_TENSORFLOW = (
     "RowwiseAdagrad",
     "SGD",
     "SizeLimit",
+    "TableOptions",
     "TableSpec",
     "TimeToLive",
     "TrainConfig",

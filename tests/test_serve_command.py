@@ -72,6 +72,8 @@ def test_an_example_request_has_every_column_and_is_answered(
     model_dir: Path, dataset: Dataset, capsys: Any
 ) -> None:
     body = example_request(model_dir, capsys)
+    config = serve.ServeConfig(model_dir=(str(model_dir),), example_request=True)
+    assert serve.example_request(config) == body.rstrip("\n")
     rows = json.loads(body)["instances"]
     assert len(rows) == 2
     assert all(sorted(row) == sorted(COLUMNS) for row in rows)
@@ -250,6 +252,10 @@ def complaint(capsys: Any, *flags: object) -> str:
 
 
 def test_mistakes_get_one_line(tmp_path: Path, model_dir: Path, capsys: Any) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(f'model_dir = ["{model_dir}"]\nname = ["a"]\n[ranking]\ntop_k = 9\n')
+    said = complaint(capsys, "--config", file, "--max-top-k", 8)
+    assert said == "embedps: --top-k must be at most --max-top-k, 8, but is 9\n"
     flags = ("--model-dir", model_dir, "--name", "a")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -5,18 +5,20 @@ Exit code 0: done, no problem found. 1: a checkpoint is damaged or absent. 2: th
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
+import dataclasses
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from embedps import config_fields
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import LeaseRenewer
@@ -30,7 +32,8 @@ from embedps.checkpoint.tools.run_statistics import print_run_statistics, read_r
 from embedps.checkpoint.tools.stats import print_statistics, read_statistics
 from embedps.checkpoint.tools.stats_page import make_page
 from embedps.checkpoint.tools.verify import verify
-from embedps.console.command_line import Parser, run, sigterm_interrupts, text
+from embedps.config_fields import MAX_COUNT, group, option
+from embedps.console import command_line, flags
 from embedps.console.lines import say
 from embedps.console.tables import make_console
 from embedps.errors import CheckpointError, UsageError
@@ -39,72 +42,105 @@ from embedps.storage import file_io
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.checkpoint") -> int:
     """Runs one command; returns its exit code."""
-    args = _parser(prog).parse_args(arguments)
-    directory = CheckpointDirectory(args.directory)
+    commands = {name: config.__doc__ or "" for name, (config, _) in _COMMANDS.items()}
+    name = command_line.choose(commands, arguments, prog, __doc__)
+    config, command = _COMMANDS[name]
+    read = flags.read(config, arguments[1:], f"{prog} {name}", config.__doc__)
+    directory = CheckpointDirectory(read.directory)
     if not directory.path.is_dir():
         raise UsageError(f"there is no directory {str(directory.path)!r}")
-    with sigterm_interrupts():
-        return _COMMANDS[args.command](directory, args)
+    with command_line.sigterm_interrupts():
+        return command(directory, read)
 
 
-def _parser(prog: str) -> Parser:
-    parser = Parser(prog=prog, description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    summaries = {
-        "inspect": "show a manifest's chain, tables and leases",
-        "stats": "tell rows, updates, hottest ids, norms and load of each table and shard",
-        "verify": "read every file and compare it with the manifests",
-        "export": "replay base and deltas, and write one table as a Parquet file",
-        "compact": "merge base and deltas into a new base, also during training",
-        "diff": "count the rows that differ between two manifests",
-        "evict": "remove rows of a table for which all that is given holds, while no run trains",
-        "rollback": "make an older manifest the newest again, while no run trains",
-    }
-    for name, summary in summaries.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        command.add_argument("directory", metavar="DIR", help="a path, or an s3:// or gs:// URL")
-        if name in ("inspect", "stats", "verify", "export"):
-            command.add_argument("--number", type=int, help="a manifest's number; default: newest")
-        if name == "stats":
-            command.add_argument(
-                "--html", type=text, metavar="FILE", help="also write a page with plots"
-            )
-            command.add_argument(
-                "--details",
-                action="store_true",
-                help="also show norms, shards, growth, evictions and the parameter servers",
-            )
-        if name == "verify":
-            command.add_argument("--all", action="store_true", help="verify every manifest")
-        if name == "export":
-            command.add_argument("--table", required=True, metavar="NAME")
-            command.add_argument("--output", required=True, type=text, metavar="FILE.parquet")
-        if name == "evict":
-            command.add_argument("--table", required=True, metavar="NAME")
-            command.add_argument("--before-step", type=int, help="last updated before this step")
-            command.add_argument("--max-frequency", type=int, help="with fewer updates than this")
-            command.add_argument("--below-norm", type=float, help="of a smaller L2 norm than this")
-            command.add_argument(
-                "--evicted-rows",
-                type=text,
-                metavar="EVICTED",
-                help="a directory that gets the rows, as that of a run",
-            )
-        if name == "rollback":
-            command.add_argument(
-                "--to", required=True, type=int, metavar="N", help="the older manifest's number"
-            )
-        if name == "diff":
-            command.add_argument("before", type=int, metavar="A", help="a manifest's number")
-            command.add_argument("after", type=int, metavar="B", help="another manifest's number")
-            command.add_argument("--table", metavar="NAME", help="compare only this table")
-            command.add_argument(
-                "--output",
-                type=text,
-                metavar="FILE.parquet",
-                help="write the rows that differ; needs --table",
-            )
-    return parser
+def _number(default: Any, text: str, **metadata: Any) -> Any:
+    return option(default, text, least=0, most=MAX_COUNT, **metadata)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompactConfig:
+    """Merges base and deltas into a new base, also during training."""
+
+    directory: str = option(
+        dataclasses.MISSING, "a path, or an s3:// or gs:// URL", metavar="DIR", positional=True
+    )
+
+    def __post_init__(self) -> None:
+        config_fields.check(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InspectConfig(CompactConfig):
+    """Shows a manifest's chain, tables and leases."""
+
+    number: int | None = _number(None, "a manifest's number; default: newest")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatsConfig(InspectConfig):
+    """Tells rows, updates, hottest ids, norms and load of each table and shard."""
+
+    html: Path | None = option(None, "also write a page with plots")
+    details: bool = option(
+        False, "also show norms, shards, growth, evictions and the parameter servers"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyConfig(InspectConfig):
+    """Reads every file and compares it with the manifests."""
+
+    all: bool = option(False, "verify every manifest")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.number is not None and self.all:
+            raise UsageError("--number and --all must not be given together")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportConfig(InspectConfig):
+    """Replays base and deltas, and writes one table as a Parquet file."""
+
+    table: str = option(dataclasses.MISSING, "the table", metavar="NAME")
+    output: Path = option(dataclasses.MISSING, "the file to write", metavar="FILE.parquet")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiffConfig(CompactConfig):
+    """Counts the rows that differ between two manifests."""
+
+    before: int = _number(dataclasses.MISSING, "a manifest's number", metavar="A", positional=True)
+    after: int = _number(
+        dataclasses.MISSING, "another manifest's number", metavar="B", positional=True
+    )
+    table: str | None = option(None, "compare only this table", metavar="NAME")
+    output: Path | None = option(
+        None, "write the rows that differ; needs --table", metavar="FILE.parquet"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output is not None and self.table is None:
+            raise UsageError("--output needs --table: tables have different columns")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvictConfig(CompactConfig):
+    """Removes rows of a table for which all that is given holds, while no run trains."""
+
+    table: str = option(dataclasses.MISSING, "the table", metavar="NAME")
+    selection: Selection = group(Selection)
+    evicted_rows: str | None = option(
+        None, "a directory that gets the rows, as that of a run", metavar="EVICTED"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RollbackConfig(CompactConfig):
+    """Makes an older manifest the newest again, while no run trains."""
+
+    to: int = _number(dataclasses.MISSING, "the older manifest's number")
 
 
 @contextlib.contextmanager
@@ -121,46 +157,44 @@ def _leased(directory: CheckpointDirectory, number: int | None, command: str) ->
             raise directory.holds_none()
 
 
-def _inspect(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    manifest = directory.latest() if args.number is None else directory.read(args.number)
+def _inspect(directory: CheckpointDirectory, config: InspectConfig) -> int:
+    manifest = directory.latest() if config.number is None else directory.read(config.number)
     if manifest is None:
         raise directory.holds_none()
     inspect(directory, manifest, make_console())
     return 0
 
 
-def _stats(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    with _leased(directory, args.number, "stats") as manifest:
+def _stats(directory: CheckpointDirectory, config: StatsConfig) -> int:
+    with _leased(directory, config.number, "stats") as manifest:
         statistics = read_statistics(directory, manifest)
     console = make_console()
-    print_statistics(statistics, console, details=args.details)
+    print_statistics(statistics, console, details=config.details)
     of_run = (
         read_run_statistics(directory.path, has_ended=manifest.final)
-        if args.number is None
+        if config.number is None
         else None
     )
     if of_run is not None:
-        print_run_statistics(of_run, console, details=args.details)
-    if not args.details:
+        print_run_statistics(of_run, console, details=config.details)
+    if not config.details:
         say("--details shows more columns, and what the run last saw of its tables and servers")
-    if args.html is not None:
+    if config.html is not None:
         page = make_page(directory.path.name, statistics, of_run)
-        file_io.write_bytes(Path(args.html), page.encode())
-        say(f"wrote {args.html}")
+        file_io.write_bytes(config.html, page.encode())
+        say(f"wrote {config.html}")
     return 0
 
 
-def _verify(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+def _verify(directory: CheckpointDirectory, config: VerifyConfig) -> int:
     numbers = directory.numbers()
     if not numbers:
         raise directory.holds_none()
-    if args.number is not None:
-        if args.all:
-            raise UsageError("--number and --all must not be given together")
-        if args.number not in numbers:
-            directory.read(args.number)  # which says what there is
-        numbers = [args.number]
-    elif not args.all:
+    if config.number is not None:
+        if config.number not in numbers:
+            directory.read(config.number)  # which says what there is
+        numbers = [config.number]
+    elif not config.all:
         numbers = numbers[-1:]
     found = verify(directory, numbers)
     for problem in found.problems:
@@ -175,24 +209,24 @@ def _verify(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     return 1 if found.problems else 0
 
 
-def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    with _leased(directory, args.number, "export") as manifest:
+def _export(directory: CheckpointDirectory, config: ExportConfig) -> int:
+    with _leased(directory, config.number, "export") as manifest:
         groups = {table["name"]: table["group"] for table in manifest.tables}
-        if args.table not in groups:
-            raise UsageError(f"--table must be one of {sorted(groups)} but is {args.table!r}")
+        if config.table not in groups:
+            raise UsageError(f"--table must be one of {sorted(groups)} but is {config.table!r}")
         saved = (file for save in manifest.chain for file in save.files)
-        files = [file for file in saved if file.group == groups[args.table]]
+        files = [file for file in saved if file.group == groups[config.table]]
         directory.check_content(manifest, files)
-        schema, batches = stream_table(directory, manifest, args.table)
-        num_rows = _write_parquet(Path(args.output), schema, batches)
+        schema, batches = stream_table(directory, manifest, config.table)
+        num_rows = _write_parquet(config.output, schema, batches)
     say(
-        f"{args.output}: {num_rows:,} rows of {args.table} "
+        f"{config.output}: {num_rows:,} rows of {config.table} "
         f"from manifest {manifest.number}, step {manifest.step:,}"
     )
     return 0
 
 
-def _compact(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+def _compact(directory: CheckpointDirectory, config: CompactConfig) -> int:
     made = compact(directory)
     if made is None:
         say(
@@ -208,60 +242,53 @@ def _compact(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     return 0
 
 
-def _diff(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+def _diff(directory: CheckpointDirectory, config: DiffConfig) -> int:
     with (
-        _leased(directory, args.before, "diff") as before,
-        _leased(directory, args.after, "diff") as after,
+        _leased(directory, config.before, "diff") as before,
+        _leased(directory, config.after, "diff") as after,
     ):
-        return _diff_of(directory, before, after, args)
+        return _diff_of(directory, before, after, config)
 
 
 def _diff_of(
-    directory: CheckpointDirectory, before: Manifest, after: Manifest, args: argparse.Namespace
+    directory: CheckpointDirectory, before: Manifest, after: Manifest, config: DiffConfig
 ) -> int:
     names = sorted({table["name"] for m in (before, after) for table in m.tables})
-    if args.table is not None and args.table not in names:
-        raise UsageError(f"--table must be one of {names} but is {args.table!r}")
-    if args.output is not None and args.table is None:
-        raise UsageError("--output needs --table: tables have different columns")
+    if config.table is not None and config.table not in names:
+        raise UsageError(f"--table must be one of {names} but is {config.table!r}")
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    changes = _counted(diff(directory, before, after), args.table, counts)
-    if args.output is None:
+    changes = _counted(diff(directory, before, after), config.table, counts)
+    if config.output is None:
         collections.deque(changes, maxlen=0)
     else:
         first = next(changes, None)
         if first is not None:
-            _write_parquet(Path(args.output), first.schema, itertools.chain([first], changes))
-    for name in names if args.table is None else [args.table]:
+            _write_parquet(config.output, first.schema, itertools.chain([first], changes))
+    for name in names if config.table is None else [config.table]:
         totals = (f"{counts[name, change]:,} {change}" for change in CHANGES)
         say(f"{name}: {', '.join(totals)}")
     return 0
 
 
-def _evict(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    selection = Selection(
-        before_step=args.before_step,
-        max_frequency=args.max_frequency,
-        below_norm=args.below_norm,
-    )
-    made = evict(directory, args.table, selection, evicted_rows=args.evicted_rows)
+def _evict(directory: CheckpointDirectory, config: EvictConfig) -> int:
+    made = evict(directory, config.table, config.selection, evicted_rows=config.evicted_rows)
     if made.manifest is None:
-        say(f"{directory.path}: no row of {args.table} is to go: {made.kept:,} rows stay")
+        say(f"{directory.path}: no row of {config.table} is to go: {made.kept:,} rows stay")
         return 0
     say(
         f"{directory.path}: manifest {made.manifest.number} with {made.manifest.chain[-1].kind}-"
-        f"{made.manifest.save_number}: {made.removed:,} rows of {args.table} removed, "
+        f"{made.manifest.save_number}: {made.removed:,} rows of {config.table} removed, "
         f"{made.kept:,} stay"
     )
     return 0
 
 
-def _rollback(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    made = rollback(directory, args.to)
+def _rollback(directory: CheckpointDirectory, config: RollbackConfig) -> int:
+    made = rollback(directory, config.to)
     aside = f"; {made.evaluations} later evaluations are in {ASIDE_NAME}" * bool(made.evaluations)
     say(
-        f"{directory.path}: manifest {made.manifest.number} is manifest {args.to} again: the next "
-        f"run goes on from step {made.manifest.step:,}{aside}"
+        f"{directory.path}: manifest {made.manifest.number} is manifest {config.to} again: the "
+        f"next run goes on from step {made.manifest.step:,}{aside}"
     )
     return 0
 
@@ -283,15 +310,15 @@ def _counted(
             yield batch
 
 
-_COMMANDS = {
-    "inspect": _inspect,
-    "stats": _stats,
-    "verify": _verify,
-    "export": _export,
-    "compact": _compact,
-    "diff": _diff,
-    "evict": _evict,
-    "rollback": _rollback,
+_COMMANDS: dict[str, tuple[type[Any], Callable[[CheckpointDirectory, Any], int]]] = {
+    "inspect": (InspectConfig, _inspect),
+    "stats": (StatsConfig, _stats),
+    "verify": (VerifyConfig, _verify),
+    "export": (ExportConfig, _export),
+    "compact": (CompactConfig, _compact),
+    "diff": (DiffConfig, _diff),
+    "evict": (EvictConfig, _evict),
+    "rollback": (RollbackConfig, _rollback),
 }
 
 
@@ -309,4 +336,4 @@ def _write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBat
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    sys.exit(command_line.run(main, sys.argv[1:]))

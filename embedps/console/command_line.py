@@ -12,7 +12,7 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         wrong = [name for name in names if name not in known and not self._subparsers]
         near = difflib.get_close_matches(wrong[0], known, 1, _LIKENESS) if wrong else []
-        if near and message.startswith("the following arguments are required"):
+        if near and "required" in message:
             message = f"unrecognized arguments: {' '.join(wrong)}"  # which is the cause, then
         if near and message.startswith("unrecognized"):
             message += f": did you mean {near[0]}?"
@@ -90,6 +90,47 @@ class _HelpAll(argparse.Action):
             parser.brief = set()
         parser.print_help()
         parser.exit()
+
+
+def choose(
+    commands: Mapping[str, str],
+    arguments: Sequence[str],
+    prog: str,
+    description: str | None,
+    *,
+    epilog: str = "",
+    version: str | None = None,
+) -> str:
+    """Reads which command the first argument names; the others are left to that command.
+
+    Args:
+      commands: a line about each, by name.
+      arguments: the command's name, and its own arguments.
+      prog: what the user called the program of the commands.
+      description: for --help, which lists the commands below it.
+      epilog: what --help ends with.
+      version: what --version prints, if it is a flag.
+
+    Raises:
+      UsageError: there is no such command.
+    """
+    width = max(map(len, commands)) + 3
+    listed = "\n".join(f"  {name:<{width}}{line}" for name, line in commands.items())
+    parser = Parser(
+        prog=prog,
+        usage="%(prog)s COMMAND ...",
+        description=f"{description or ''}\n{listed}\n",
+        epilog=f"`{prog} COMMAND --help` lists the flags of a command.\n{epilog}",
+    )
+    if version is not None:
+        parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("command", choices=commands, metavar="COMMAND", help=argparse.SUPPRESS)
+    given = arguments[0] if arguments else ""
+    if given and not given.startswith("-") and given not in commands:
+        near = difflib.get_close_matches(given, commands, 1)
+        advice = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"there is no command {given!r}: {advice}{prog} --help lists them")
+    return str(parser.parse_args(arguments[:1]).command)
 
 
 def number(kind: type, **bounds: float) -> Callable[[str], Any]:

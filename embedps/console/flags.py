@@ -1,12 +1,14 @@
-"""Makes flags of config dataclasses: each field is a flag, and its default is the flag's."""
+"""Makes flags of config dataclasses: each field is a flag, and its default is the flag's.
+
+`read` is all that a command needs to have its config from flags and from the file of --config.
+"""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import tomllib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,36 +22,121 @@ from embedps.config_fields import (
     without_none,
 )
 from embedps.config_fields import make as make_config
+from embedps.console.command_line import Parser
 from embedps.errors import UsageError
 
 C = TypeVar("C")
 
 
-def add_flags(parser: argparse.ArgumentParser, config: type, title: str) -> None:
+def read(
+    config: type[C],
+    arguments: Sequence[str],
+    prog: str,
+    description: str | None,
+    *,
+    epilog: str | None = None,
+    fixed: Mapping[str, Any] | None = None,
+) -> C:
+    """Reads the config of a command from its arguments and from the file that --config names.
+
+    Args:
+      config: each of its options is a flag.
+      arguments: of the command.
+      prog: what the user called it.
+      description: for --help.
+      epilog: what --help ends with.
+      fixed: values of options that are no flags of this command.
+
+    Raises:
+      UsageError: an argument or a key of the file is unknown, a required one is absent, or a value
+        is not allowed.
+    """
+    fixed = fixed or {}
+    parser = Parser(prog=prog, description=description, epilog=epilog)
+    add_file_flag(parser)
+    add_flags(parser, config, without=fixed)
+    options = options_of(config)
+    rest = [option.name for option in options if option.field.metadata.get("rest")]
+    if rest:
+        given, left = parser.parse_known_args(arguments)
+        setattr(given, rest[0], left or None)
+    elif any(option.field.metadata.get("positional") for option in options):
+        given = parser.parse_intermixed_args(arguments)
+    else:
+        given = parser.parse_args(arguments)
+    values = read_file(given.config, config)
+    if refused := sorted(set(values) & set(fixed)):
+        raise UsageError(f"--config {given.config} has {refused}, which this command does not take")
+    values |= fixed
+    if absent := _absent(config, given, values):
+        parser.error(f"{absent} is required")
+    return make(config, given, values)
+
+
+def read_known(config: type[C], arguments: Sequence[str], prog: str) -> C:
+    """Reads a config of some of a command's options, before or instead of all of them.
+
+    Raises:
+      UsageError: the file cannot be read, or a value is not allowed.
+    """
+    parser = Parser(prog=prog, add_help=False)
+    parser.add_argument("--config")
+    add_flags(parser, config)
+    given, _ = parser.parse_known_args(arguments)
+    return make(config, given, read_file(given.config))
+
+
+def add_file_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --config, the file of a command's options."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="TOML file with any of the values below, by flag name with underscores, or in a table "
+        "per section, such as [cluster] of train; a flag overrides the file",
+    )
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    config: type,
+    title: str | None = None,
+    *,
+    without: Container[str] = (),
+) -> None:
     """Adds a flag for each option of a config dataclass, and a section of --help per group.
 
     Args:
       parser: gets the flags.
       config: a field's metadata has the flag's `help`, and its `choices` and `metavar` if it has
-        any.
+        any: see `config_fields.option`.
       title: of the options that are in no group.
+      without: names of options that get no flag.
     """
-    sections: dict[str | None, Any] = {None: parser.add_argument_group(title)}
+    sections: dict[str | None, Any] = {None: parser.add_argument_group(title) if title else parser}
     for name, kind in groups_of(config).items():
         summary = (kind.__doc__ or "").partition("\n")[0]
         sections[name] = parser.add_argument_group(name, summary)
-    for option in options_of(config):
+    # --help begins with what must be given.
+    for option in sorted(options_of(config), key=lambda o: not o.is_required):
+        metadata = option.field.metadata
+        if option.name in without or metadata.get("rest"):
+            continue
         kwargs: dict[str, Any] = {"help": _help(option), "default": None}
-        choices = choices_of(option.hint, option.field.metadata)
+        choices = choices_of(option.hint, metadata)
         if option.hint is bool:
             kwargs["action"] = argparse.BooleanOptionalAction
         else:
-            kwargs["type"] = _reader(option.hint)
-            kwargs["metavar"] = option.field.metadata.get("metavar") or _metavar(option.hint)
+            kwargs["type"] = str if metadata.get("several") else _reader(option.hint)
+            kwargs["metavar"] = metadata.get("metavar") or _metavar(option.hint)
         if choices is not None:
             kwargs["choices"] = choices
             del kwargs["metavar"]
-        sections[option.group].add_argument(flag_name(option.name), **kwargs)
+        if metadata.get("several"):
+            kwargs |= {"action": "extend", "nargs": "+"}
+        if metadata.get("positional"):
+            sections[option.group].add_argument(option.name, nargs="?", **kwargs)
+        else:
+            sections[option.group].add_argument(flag_name(option.name), **kwargs)
 
 
 def flag_name(field: str) -> str:
@@ -64,16 +151,26 @@ def make(config: type[C], flags: argparse.Namespace, file: Mapping[str, Any]) ->
       UsageError: a value in the file is not of its field's type, a required value is absent, or the
         config's own check fails.
     """
+    if absent := _absent(config, flags, file):
+        raise UsageError(f"{absent} is required")
     values: dict[str, Any] = {}
     for option in options_of(config):
         given = getattr(flags, option.name, None)
         if given is not None:
-            values[option.name] = given
+            values[option.name] = tuple(given) if isinstance(given, list) else given
         elif option.name in file:
             values[option.name] = _convert(option.name, option.hint, file[option.name])
-        elif option.default is dataclasses.MISSING:
-            raise UsageError(f"{flag_name(option.name)} is required")
     return make_config(config, values)
+
+
+def _absent(config: type, flags: argparse.Namespace, file: Mapping[str, Any]) -> str | None:
+    """Names the first option that must be given and is not, as the user gives it."""
+    for option in options_of(config):
+        given = getattr(flags, option.name, None) is not None or option.name in file
+        if option.is_required and not given:
+            metadata = option.field.metadata
+            return metadata["metavar"] if metadata.get("positional") else flag_name(option.name)
+    return None
 
 
 def read_file(path: str | None, *configs: type) -> dict[str, Any]:
@@ -128,9 +225,9 @@ def _ungroup(path: str, values: dict[str, Any], configs: Sequence[type]) -> dict
 def _help(option: Option) -> str:
     text = str(option.field.metadata.get("help", "")).replace("%", "%%")
     default = option.default
-    if default is dataclasses.MISSING:
+    if option.is_required:
         return f"{text} (required)"
-    if default is None or default == "":
+    if default in (None, "", ()):
         return text
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
@@ -139,8 +236,8 @@ def _help(option: Option) -> str:
 
 def _reader(hint: Any) -> Callable[[str], Any]:
     bare = without_none(hint)
-    if typing.get_origin(bare) is typing.Literal:
-        return str
+    if typing.get_origin(bare) is typing.Literal or bare is Path:
+        return str  # the config makes a Path of it, but not of an empty text
     if typing.get_origin(bare) is tuple:
         item = typing.get_args(bare)[0]
 
@@ -155,12 +252,12 @@ def _metavar(hint: Any) -> str:
     bare = without_none(hint)
     if typing.get_origin(bare) is tuple:
         return ",".join([_metavar(typing.get_args(bare)[0])] * 2) + ",…"
-    return {int: "N", float: "X", str: "NAME"}.get(bare, "VALUE")
+    return {int: "N", float: "X", str: "NAME", Path: "FILE"}.get(bare, "VALUE")
 
 
 def _convert(name: str, hint: Any, value: Any) -> Any:
     bare = without_none(hint)
-    if typing.get_origin(bare) is typing.Literal:
+    if typing.get_origin(bare) is typing.Literal or bare is Path:
         bare = str
     if typing.get_origin(bare) is tuple and isinstance(value, list):
         return tuple(_convert(name, typing.get_args(bare)[0], item) for item in value)

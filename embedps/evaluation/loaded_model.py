@@ -23,8 +23,7 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.item_file import write_items
 from embedps.evaluation.restored_model import RestoredModel
-from embedps.run.run_config import read_run
-from embedps.storage.object_store import as_path
+from embedps.run.opened_run import OpenedRun, open_run
 
 
 def load(
@@ -49,21 +48,14 @@ def load(
       CorruptCheckpointError: a file is absent, or differs from what was written.
       DimMismatchError: the checkpoint is of another model.
     """
-    path = as_path(str(model_dir))
-    directory = CheckpointDirectory(path)
-    manifest = directory.latest() if number is None else directory.read(number)
-    if manifest is None:
-        raise UsageError(f"{path} has no checkpoint yet: train first")
-    seed = 0
-    if recommender is None:
-        run = read_run(path, model=model)
-        dataset = Dataset.open(data or run.data)
-        recommender, seed = run.recommender(dataset), run.config.seed
-    elif data is None:
-        raise UsageError("with a recommender, load needs data: the dataset's directory")
-    else:
-        dataset = Dataset.open(data)
-    return LoadedModel(recommender, dataset, directory, manifest, seed=seed)
+    run = open_run(model_dir, data=data, model=model, recommender=recommender)
+    return load_from(run, number=number)
+
+
+def load_from(run: OpenedRun, *, number: int | None = None) -> LoadedModel:
+    """Loads the model of a run that is open; see `load`."""
+    manifest = run.manifest(number)
+    return LoadedModel(run.recommender(), run.dataset, run.directory, manifest, seed=run.seed)
 
 
 class LoadedModel(RestoredModel):

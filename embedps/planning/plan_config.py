@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from embedps.config_fields import MAX_COUNT, check, option
 
@@ -31,6 +32,7 @@ class PlanConfig:
     measure: bool = option(
         True, "train for some seconds on this machine, from which the speeds are predicted"
     )
+    json: Path | None = option(None, "also write every figure to a JSON file")
 
     def __post_init__(self) -> None:
         check(self)

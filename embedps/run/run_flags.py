@@ -18,30 +18,17 @@ from embedps.run.run_config import RunConfig
 C = TypeVar("C")
 
 
-def add_model_and_data(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags by which a command that restores a run finds its model and its dataset."""
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="the run's model; needed if it is a module of your own, such as package.module",
-    )
-    parser.add_argument(
-        "--data",
-        type=command_line.text,
-        metavar="DIR",
-        help="the dataset's directory, which tells the columns (default: the run's)",
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Model:
+    model: str = DEFAULT_MODEL
 
 
 class RunFlags:
     """Reads a command's flags: those of TrainConfig, of the model's Config, and its own.
 
     Attributes:
-      parser: gets the command's own flags before `read`.
-      given: the flags, after `read`.
+      parser: whose flags are added before `read`.
     """
-
-    given: argparse.Namespace
 
     def __init__(
         self,
@@ -63,22 +50,18 @@ class RunFlags:
           UsageError: there is no such model, or its Config has a field that is a flag already.
         """
         self._arguments = arguments
-        self._model = _model_name(arguments, prog)
+        self._model = flags.read_known(_Model, arguments, prog).model
         self._module = find_model(self._model)
         self._defaults = dict(defaults or {})
         self.parser = command_line.BriefParser(prog=prog, description=description)
-        self.parser.add_argument(
-            "--config",
-            metavar="FILE",
-            help="TOML file with any of the values below, by flag name with underscores, or in a "
-            "table per section, such as [cluster]; a flag overrides the file",
-        )
+        flags.add_file_flag(self.parser)
         self.parser.add_argument(
             "--preset",
             choices=tuple(PRESETS),
             help="other defaults: small, for less than about 100,000 rows, takes smaller batches "
             "and networks, lowers the learning rates, and keeps the best checkpoint",
         )
+        self._configs: list[type] = [TrainConfig]
         flags.add_flags(self.parser, TrainConfig, "training")
         self.add(self._module.Config, f"model {self._model}")
         self.parser.brief = {*groups_of(TrainConfig), f"model {self._model}"}
@@ -95,6 +78,7 @@ class RunFlags:
             raise UsageError(
                 f"{self._model}.Config has a field that is a flag already: {error}"
             ) from error
+        self._configs.append(config)
 
     def read(self) -> RunConfig:
         """Reads the flags, and the values of presets and of the file that they name.
@@ -102,27 +86,14 @@ class RunFlags:
         Raises:
           UsageError: a flag is unknown, or its value is not allowed.
         """
-        self.given = self.parser.parse_args(self._arguments)
-        configs = (TrainConfig, self._module.Config)
-        values = self._defaults | preset_values(self.given.preset, self._model, *configs)
-        values |= flags.read_file(self.given.config, *configs)
-        config = flags.make(TrainConfig, self.given, values)
+        given = self._given = self.parser.parse_args(self._arguments)
+        preset = preset_values(given.preset, self._model, TrainConfig, self._module.Config)
+        self._values = self._defaults | preset | flags.read_file(given.config, *self._configs)
         return RunConfig(
-            config=dataclasses.replace(config, model=self._model),
-            model_config=flags.make(self._module.Config, self.given, values),
+            config=dataclasses.replace(self.make(TrainConfig), model=self._model),
+            model_config=self.make(self._module.Config),
         )
 
     def make(self, config: type[C]) -> C:
-        """Makes a config that was added, of the flags that `read` found."""
-        return flags.make(config, self.given, {})
-
-
-def _model_name(arguments: Sequence[str], prog: str) -> str:
-    """Reads only the model's name from the flags, or from the file that they name."""
-    first = command_line.Parser(prog=prog, add_help=False)
-    first.add_argument("--model")
-    first.add_argument("--config")
-    early, _ = first.parse_known_args(arguments)
-    if early.model is not None:
-        return str(early.model)
-    return str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
+        """Makes a config that was added, of what `read` found."""
+        return flags.make(config, self._given, self._values)

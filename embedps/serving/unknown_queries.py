@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from embedps.config_fields import option
 
 if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
     from embedps.layers.candidates import Candidates
@@ -20,14 +21,12 @@ NOT_POPULAR: Final = (
 )
 
 
-def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds --unknown-query."""
-    parser.add_argument(
-        "--unknown-query",
-        choices=("popular", "score", "error"),
-        default=DEFAULT,
-        help="what a query gets none of whose ids has been trained: the items whose rows are "
-        "updated most, those of the best scores nevertheless, or an error (default: %(default)s)",
+def choice() -> Any:
+    """Declares the option of what such a query gets."""
+    return option(
+        DEFAULT,
+        "what a query gets none of whose ids has been trained: the items whose rows are updated "
+        "most, those of the best scores nevertheless, or an error",
     )
 
 

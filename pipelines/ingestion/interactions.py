@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedps.config_fields import MAX_COUNT, check, option
 from embedps.data.dataset import ROW_GROUP_ROWS, Dataset
 from embedps.data.dataset_metadata import (
     CategoricalFeature,
@@ -44,14 +45,21 @@ Items = Mapping[int, npt.NDArray[np.int64]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to read, and where to write; `pipelines/interactions.py` describes the fields."""
+    """What to read, and where to write."""
 
-    train: tuple[str, ...]
-    test: str
-    output: str
-    max_history: int = 50
-    num_shards: int = 4
-    seed: int = 0
+    train: tuple[str, ...] = option(
+        dataclasses.MISSING, "items to learn", metavar="FILE", several=True
+    )
+    test: str = option(dataclasses.MISSING, "items to hold out", metavar="FILE")
+    output: str = option(dataclasses.MISSING, "the dataset's directory", metavar="DIR")
+    max_history: int = option(
+        50, "items of a history; 0 leaves histories empty", least=0, most=MAX_COUNT
+    )
+    num_shards: int = option(4, "files of the training split", least=1, most=MAX_COUNT)
+    seed: int = option(0, "of the order of the rows", least=0)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def make_dataset(options: Options) -> tuple[Dataset, bool]:

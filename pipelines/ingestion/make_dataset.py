@@ -44,7 +44,7 @@ def make_dataset(options: Options) -> tuple[Dataset, bool]:
 
 def _make_or_keep(options: Options) -> tuple[Dataset, bool]:
     pipeline = make_pipeline(options.beam_flags, verbose=options.verbose)
-    inputs = find_inputs(options.input, options.eval_input)
+    inputs = find_inputs(options.input, options.held_out.eval_input)
     transforms = _given_transforms(options)
     job = _job(options, inputs, transforms)
     options.output.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from embedps.config_fields import MAX_INT64
-from embedps.console.command_line import Parser, number, path, text
+from embedps.config_fields import MAX_INT64, check, group, option, python_only
+from embedps.console import flags
 from embedps.data.dataset import ROW_GROUP_ROWS
 from embedps.errors import UsageError
 from embedps.features.table_schema import Table
@@ -45,37 +45,115 @@ Beam pipeline options may be added. The default runner is FnApiRunner, in this p
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options of an ingestion: the input, the output, the split and Beam's flags."""
+class HeldOut:
+    """The held-out rows, by one of these."""
 
-    input: tuple[str, ...]
-    output: Path
-    table: Table
-    eval_input: tuple[str, ...] = ()
-    num_shards: int = 8
-    row_group_rows: int = ROW_GROUP_ROWS
-    max_bad_fraction: float = 0.05
-    allow_damaged_files: bool = False
-    split: SplitRule = field(default_factory=SplitRule)
-    transforms_of: Path | None = None
-    """A dataset whose transforms are used; None learns them from the rows to train on."""
-    force: bool = False
-    verbose: bool = False
-    beam_flags: tuple[str, ...] = ()
+    eval_fraction: float | None = option(
+        None,
+        f"a share of the rows, by a hash of their content (default: {SplitRule.fraction})",
+        least=0,
+        below=1,
+    )
+    split_key: str | None = option(
+        None,
+        "hash only this column, so that the rows of a key stay together",
+        metavar="COLUMN",
+    )
+    eval_from: str | None = option(None, "the rows from this time on (UTC)", metavar="TIME")
+    eval_input: tuple[str, ...] = option(
+        (), "the rows of other files", metavar="PATTERN", several=True
+    )
 
     def __post_init__(self) -> None:
-        fraction = self.split.fraction
-        if fraction is not None and not 0.0 <= fraction < 1.0:
-            raise UsageError(f"--eval-fraction must be within 0 <= x < 1, got {fraction}")
-        if not 0.0 <= self.max_bad_fraction <= 1.0:
+        check(self)
+        by_hash = self.eval_fraction is not None or self.split_key is not None
+        if sum([by_hash, self.eval_from is not None, bool(self.eval_input)]) > 1:
             raise UsageError(
-                f"--max-bad-fraction must be within 0 <= x <= 1, got {self.max_bad_fraction}"
+                "give one of --eval-fraction (with or without --split-key), --eval-from, "
+                "--eval-input"
             )
-        if self.num_shards > 99_999:
-            raise UsageError(f"--num-shards must be at most 99999, got {self.num_shards}")
+
+    def rule(self, seed: int) -> SplitRule:
+        """Makes the rule that holds these rows out.
+
+        Raises:
+          UsageError: `eval_from` is no time.
+        """
+        if self.eval_from is not None:
+            return SplitRule(seed=seed, fraction=None, from_ms=_milliseconds(self.eval_from))
+        if self.eval_input:
+            return SplitRule(seed=seed, fraction=None)
+        fraction = SplitRule.fraction if self.eval_fraction is None else self.eval_fraction
+        return SplitRule(seed=seed, fraction=fraction, key=self.split_key or "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of an ingestion: the input, the output, the split and Beam's flags.
+
+    Attributes:
+      declared: the table, if no schema names it.
+    """
+
+    input: tuple[str, ...] = option(
+        MISSING, "files, folders or quoted patterns", metavar="PATTERN", several=True
+    )
+    output: Path = option(MISSING, "the dataset's directory", metavar="DIR")
+    schema: str | None = option(
+        None,
+        "a TOML file, or a shipped schema: criteo, avazu, movielens_100k, …",
+        metavar="FILE",
+        required=True,
+    )
+    declared: Table | None = python_only(None)
+    num_shards: int = option(
+        8, "shards per split: the number of workers, or a multiple of it", least=1, most=99_999
+    )
+    row_group_rows: int = option(ROW_GROUP_ROWS, "rows per row group of a shard", least=1)
+    held_out: HeldOut = group(HeldOut)
+    max_bad_fraction: float = option(
+        0.05, "fail if a larger share of the lines is bad", least=0, most=1
+    )
+    allow_damaged_files: bool = option(
+        False,
+        "use the readable part of a file that is cut, damaged or gone; without this flag such a "
+        "file fails the job, because an unknown number of rows is lost",
+    )
+    seed: int = option(SplitRule.seed, "seed of the split and the order", least=0, most=MAX_INT64)
+    transforms_of: Path | None = option(
+        None,
+        "use what the transforms of another dataset learned (means, deviations, ids that are "
+        "kept), and learn nothing: for the data of later days, which a model of that dataset is to "
+        "train on or to score",
+        metavar="DATASET",
+    )
+    force: bool = option(False, "replace a finished dataset")
+    verbose: bool = option(False, "log what Beam does")
+    beam_flags: tuple[str, ...] = option((), "Beam's own flags", rest=True)
+
+    def __post_init__(self) -> None:
+        check(self)
         if self.output.exists() and not self.output.is_dir():
             raise UsageError(f"--output must be a directory, {self.output} is a file")
         self.split.check(self.table)
+
+    @functools.cached_property
+    def table(self) -> Table:
+        """The declared table.
+
+        Raises:
+          UsageError: there is no schema, or it is not valid.
+        """
+        if self.declared is not None:
+            return self.declared
+        if self.schema is None:
+            raise UsageError("an ingestion must have a schema, or a table that is declared")
+        return Table.load(self.schema)
+
+    @functools.cached_property
+    def split(self) -> SplitRule:
+        """The rule that holds rows out."""
+        return self.held_out.rule(self.seed)
 
 
 def parse_options(argv: Sequence[str], schema: str | None = None) -> Options:
@@ -88,37 +166,16 @@ def parse_options(argv: Sequence[str], schema: str | None = None) -> Options:
     Raises:
       UsageError: a flag or the schema is not valid.
     """
-    parser = _parser(schema)
-    known, beam_flags = parser.parse_known_args(argv)
-    return Options(
-        input=tuple(known.input),
-        output=known.output,
-        table=Table.load(schema or known.schema),
-        eval_input=tuple(known.eval_input),
-        num_shards=known.num_shards,
-        row_group_rows=known.row_group_rows,
-        max_bad_fraction=known.max_bad_fraction,
-        allow_damaged_files=known.allow_damaged_files,
-        split=_split_rule(known),
-        transforms_of=known.transforms_of,
-        force=known.force,
-        verbose=known.verbose,
-        beam_flags=tuple(beam_flags),
+    name = schema or "ingest"
+    shown = "" if schema else " --schema avazu"
+    return flags.read(
+        Options,
+        argv,
+        f"python -m embedps.pipelines.{name}",
+        _HELP[name] + _HELP_OUTPUT,
+        epilog=_EXAMPLES.format(name=name, schema=shown),
+        fixed={"schema": schema} if schema else None,
     )
-
-
-def _split_rule(known: argparse.Namespace) -> SplitRule:
-    by_hash = known.eval_fraction is not None or bool(known.split_key)
-    if sum([by_hash, bool(known.eval_from), bool(known.eval_input)]) > 1:
-        raise UsageError(
-            "give one of --eval-fraction (with or without --split-key), --eval-from, --eval-input"
-        )
-    if known.eval_from:
-        return SplitRule(seed=known.seed, fraction=None, from_ms=_milliseconds(known.eval_from))
-    if known.eval_input:
-        return SplitRule(seed=known.seed, fraction=None)
-    fraction = SplitRule.fraction if known.eval_fraction is None else known.eval_fraction
-    return SplitRule(seed=known.seed, fraction=fraction, key=known.split_key or "")
 
 
 def _milliseconds(text: str) -> int:
@@ -129,97 +186,3 @@ def _milliseconds(text: str) -> int:
             f"--eval-from must be a time such as 2014-10-30T12:00, got {text!r}"
         ) from None
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-def _parser(schema: str | None) -> Parser:
-    name = schema or "ingest"
-    shown = "" if schema else " --schema avazu"
-    parser = Parser(
-        prog=f"python -m embedps.pipelines.{name}",
-        description=_HELP[name] + _HELP_OUTPUT,
-        epilog=_EXAMPLES.format(name=name, schema=shown),
-    )
-    parser.add_argument(
-        "--input",
-        type=text,
-        nargs="+",
-        required=True,
-        metavar="PATTERN",
-        help="files, folders or quoted patterns",
-    )
-    parser.add_argument("--output", type=path, required=True, metavar="DIR")
-    if schema is None:
-        parser.add_argument(
-            "--schema",
-            type=text,
-            required=True,
-            metavar="FILE",
-            help="a TOML file, or a shipped schema: criteo, avazu, movielens_100k, …",
-        )
-    parser.add_argument(
-        "--num-shards",
-        type=number(int, least=1),
-        default=Options.num_shards,
-        help="shards per split: the number of workers, or a multiple of it (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--row-group-rows",
-        type=number(int, least=1),
-        default=Options.row_group_rows,
-        help="rows per row group of a shard (default: %(default)s)",
-    )
-    _add_split_flags(parser.add_argument_group("held-out rows, one of"))
-    parser.add_argument(
-        "--max-bad-fraction",
-        type=float,
-        default=Options.max_bad_fraction,
-        help="fail if a larger share of the lines is bad (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--allow-damaged-files",
-        action="store_true",
-        help="use the readable part of a file that is cut, damaged or gone; without this flag such "
-        "a file fails the job, because an unknown number of rows is lost",
-    )
-    parser.add_argument(
-        "--seed",
-        type=number(int, least=0, most=MAX_INT64),
-        default=SplitRule.seed,
-        help="seed of the split and the order (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--transforms-of",
-        type=path,
-        metavar="DATASET",
-        help="use what the transforms of another dataset learned (means, deviations, ids that are "
-        "kept), and learn nothing: for the data of later days, which a model of that dataset is to "
-        "train on or to score",
-    )
-    parser.add_argument("--force", action="store_true", help="replace a finished dataset")
-    parser.add_argument("--verbose", action="store_true", help="log what Beam does")
-    return parser
-
-
-def _add_split_flags(split: argparse._ArgumentGroup) -> None:
-    split.add_argument(
-        "--eval-fraction",
-        type=float,
-        help=f"a share of the rows, by a hash of their content (default: {SplitRule.fraction})",
-    )
-    split.add_argument(
-        "--split-key",
-        type=text,
-        metavar="COLUMN",
-        help="hash only this column, so that the rows of a key stay together",
-    )
-    split.add_argument(
-        "--eval-from", type=text, metavar="TIME", help="the rows from this time on (UTC)"
-    )
-    split.add_argument(
-        "--eval-input",
-        type=text,
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="the rows of other files",
-    )

@@ -9,13 +9,14 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from embedps.config_fields import MAX_INT64, check, option
 from embedps.console.progress import ProgressLine
 from embedps.errors import UsageError
 from embedps.storage.file_io import replacing
@@ -36,13 +37,14 @@ _GZIP_WBITS = 31
 class Options:
     """The log to generate."""
 
-    rows: int
-    seed: int
-    output: Path
-    threads: int = 2
-    force: bool = False
+    rows: int = option(MISSING, "rows to write", least=1)
+    seed: int = option(0, "seed of the rows and the planted model", least=0, most=MAX_INT64)
+    output: Path = option(MISSING, "a .tsv.gz or .tsv file")
+    threads: int = option(2, "threads that make the rows", least=1)
+    force: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
+        check(self)
         if not self.output.name.endswith((".tsv", ".tsv.gz")):
             raise UsageError(f"--output must end in .tsv.gz or .tsv, got {self.output}")
         if self.output.is_dir():

@@ -247,6 +247,21 @@ def test_diff_counts_by_table_and_writes_the_rows(directory, tmp_path, capsys):
     assert main(["diff", str(directory.path), "1", "8"]) == 1
 
 
+def test_command_is_told_by_a_file(directory, tmp_path, capsys):
+    file = tmp_path / "diff.toml"
+    file.write_text(f'directory = "{directory.path}"\nbefore = 1\nafter = 3\ntable = "C1"\n')
+    assert main(["diff", "--config", str(file)]) == 0
+    assert capsys.readouterr().out == "C1: 0 added, 2 changed, 0 removed\n"
+    assert main(["diff", f"--config={file}", str(directory.path), "3", "3", "--table=C2"]) == 0
+    assert capsys.readouterr().out == "C2: 0 added, 0 changed, 0 removed\n"
+    file.write_text("[selection]\nbefore_step = 0\n")
+    assert main(["evict", str(directory.path), "--table=C1", "--config", str(file)]) == 0
+    assert "no row of C1 is to go" in capsys.readouterr().out
+    file.write_text("before = 1\n")
+    assert main(["evict", str(directory.path), "--table=C1", "--config", str(file)]) == 2
+    assert "has keys ['before']; it may have ['before_step'," in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify", "export", "compact"])
 def test_directory_without_a_manifest_is_one_error(tmp_path, capsys, command):
     more = ["--table", "C1", "--output", "x.parquet"] if command == "export" else []
@@ -277,7 +292,8 @@ def test_wrong_arguments_exit_with_two(directory, capsys):
     for arguments in (["export", path], ["grow", path], []):
         assert main(arguments) == 2
         err = capsys.readouterr().err
-        assert err.startswith("embedps: python -m embedps.checkpoint")
+        assert err.startswith("embedps: ")
+        assert "python -m embedps.checkpoint" in err
         assert err.count("\n") == 1
 
 
@@ -318,9 +334,9 @@ def test_every_command_runs_without_what_is_slow_to_import(directory, tmp_path):
 @pytest.mark.parametrize("given", ["", " ", "a\0b"])
 def test_empty_directory_or_output_is_refused(directory, capsys, given):
     assert main(["inspect", given]) == 2
-    assert "embedps: a directory must not " in capsys.readouterr().err
+    assert "embedps: directory must not " in capsys.readouterr().err
     assert main(["export", str(directory.path), "--table=C1", f"--output={given}"]) == 2
-    assert "argument --output: it must not " in capsys.readouterr().err
+    assert "embedps: output must not " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [2**70, -1, 10**4000], ids=["large", "negative", "long"])

@@ -1,10 +1,11 @@
 """Configs from defaults, a TOML file and flags: each default told once."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from embedps.config_fields import choices_of, options_of, values_of, without_none
+from embedps.config_fields import check, choices_of, option, options_of, values_of, without_none
 from embedps.console import flags
 from embedps.console.command_line import Parser
 from embedps.errors import UsageError
@@ -126,10 +127,10 @@ def test_help_shows_defaults_and_exits_with_zero(capsys):
         parser_of(TrainConfig, Other).parse_args(["--help"])
     assert exited.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for option in options_of(TrainConfig):
-        assert flags.flag_name(option.name) in text
-        if option.default not in (dataclasses.MISSING, None):
-            assert f"(default: {option.default})" in text
+    for each in options_of(TrainConfig):
+        assert flags.flag_name(each.name) in text
+        if each.default not in (dataclasses.MISSING, None):
+            assert f"(default: {each.default})" in text
     assert "package.module (default: dlrm)" in text
     assert "100% needed (required)" in text
     assert "widths (default: 8,4)" in text
@@ -220,3 +221,109 @@ def test_config_refuses_a_value_out_of_range(field, value):
 def test_unit_must_hold_a_batch():
     with pytest.raises(UsageError, match="unit_rows must be at least the batch size 64 but got 63"):
         TrainConfig.from_options(data="d", model_dir="m", batch_size=64, unit_rows=63)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """A config of what a command line gives otherwise than by a flag and a value."""
+
+    folder: Path = option(dataclasses.MISSING, "where", metavar="DIR", positional=True)
+    first: int = option(dataclasses.MISSING, "a number", metavar="A", positional=True, least=0)
+    inputs: tuple[str, ...] = option((), "what is read", metavar="PATTERN", several=True)
+    output: Path | None = option(None, "what is written")
+    force: bool = option(False, "replace it")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passing:
+    """A config of a command that passes on what it does not know."""
+
+    kind: str = option(dataclasses.MISSING, "of the rows")
+    rest: tuple[str, ...] = option((), "", rest=True)
+
+
+def read(config, *arguments, **more):
+    return flags.read(config, arguments, "prog", "What it does.", **more)
+
+
+def test_command_line_of_positions_and_of_flags_of_several_values():
+    expected = Command(folder=Path("d"), first=2, inputs=("a", "b", "c"), force=True)
+    for line in (
+        "d 2 --inputs a b --inputs c --force",
+        "--force d --inputs a --inputs b c --no-force --force -- 2",
+        "d --force --inputs=a --inputs=b --inputs=c --force 2",
+    ):
+        assert read(Command, *line.split()) == expected
+    assert read(Command, "d", "0").inputs == ()
+
+
+def test_file_gives_what_a_command_line_leaves_out(tmp_path):
+    path = write(
+        tmp_path, 'folder = "d"\nfirst = 2\ninputs = ["a", "b"]\noutput = "o"\nforce = true\n'
+    )
+    whole = Command(folder=Path("d"), first=2, inputs=("a", "b"), output=Path("o"), force=True)
+    assert read(Command, "--config", path) == whole
+    changed = read(Command, f"--config={path}", "e", "--inputs", "c", "--no-force")
+    assert changed == dataclasses.replace(whole, folder=Path("e"), inputs=("c",), force=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", r"^prog: DIR is required \(--help lists the flags\)$"),
+        ("d", "^prog: A is required"),
+        ("d x", "argument A: invalid int value: 'x'"),
+        ("d -1", "^first must be at least 0 but got -1$"),
+        ("d 1 2", "^prog: unrecognized arguments: 2 "),
+        ("d 1 --ouptut=x", r"^prog: unrecognized arguments: --ouptut=x: did you mean --output\?"),
+        ("d 1 --output=", "^output must not be empty but got ''$"),
+        ("d 1 --inputs", "argument --inputs: expected at least one argument"),
+        ("d 1 --inputs=", "^inputs must not be empty but got ''$"),
+    ],
+)
+def test_wrong_command_line_is_one_line(line, message):
+    with pytest.raises(UsageError, match=message):
+        read(Command, *line.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("first = true", "first in the config file must be int but got True"),
+        ('first = 1\ninputs = "a"', "inputs in the config file must be tuple but got 'a'"),
+        ("first = 1\noutput = 3", "output in the config file must be str but got 3"),
+        ("first = 1\nrest = 3", "has keys .'rest'.; it may have"),
+    ],
+)
+def test_wrong_file_of_a_command_is_one_line(tmp_path, text, message):
+    with pytest.raises(UsageError, match=message):
+        read(Command, "--config", write(tmp_path, text), "d")
+
+
+def test_help_of_a_command_begins_with_what_must_be_given(capsys):
+    with pytest.raises(SystemExit):
+        read(Command, "--help", epilog="The end.")
+    text = capsys.readouterr().out
+    assert text.startswith("usage: prog [-h] [--config FILE]")
+    assert "What it does." in text
+    assert text.endswith("The end.\n")
+    named = [text.index(f"\n  {name} ") for name in ("DIR", "A", "--inputs", "--output")]
+    assert named == sorted(named)
+
+
+def test_rest_gets_what_is_unknown_and_fixed_options_are_no_flags(tmp_path):
+    assert read(Passing, "--kind=a", "--x=1", "y") == Passing(kind="a", rest=("--x=1", "y"))
+    assert read(Passing, "--kind=a") == Passing(kind="a")
+    path = write(tmp_path, 'kind = "b"\nrest = ["--z"]')
+    assert read(Passing, "--config", path) == Passing(kind="b", rest=("--z",))
+    fixed = read(Passing, "--kind=a", fixed={"kind": "c"})
+    assert fixed == Passing(kind="c", rest=("--kind=a",))
+
+
+def test_some_options_are_read_before_the_others_are_known(tmp_path):
+    path = write(tmp_path, 'kind = "b"\nother = 1\n[table]\nkind = 2\n')
+    assert flags.read_known(Passing, ["--more", f"--config={path}"], "prog").kind == "b"
+    assert flags.read_known(Passing, ["--kind=a", "--config", path], "prog").kind == "a"

@@ -57,6 +57,14 @@ def test_scores_are_those_of_the_loaded_model(
         assert command(*flags, "--batch-size", batch_size) == 0
         assert f"{file}: the scores of 1,133 examples" in capsys.readouterr().out
         found[number] = pq.read_table(file)
+        config = evaluate.EvaluateConfig(
+            model_dir=str(model_dir),
+            number=number,
+            scores=tmp_path / "again.parquet",
+            batch_size=batch_size,
+        )
+        evaluate.evaluate(config)
+        assert pq.read_table(tmp_path / "again.parquet").equals(found[number])
         assert found[number].column_names == ["file", "row", "label", "score"]
         assert found[number].schema.metadata[b"embedps.number"] == b"%d" % number
         want = embedps.load(model_dir, number=number).predict(table)["score"]

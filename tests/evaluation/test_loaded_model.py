@@ -108,9 +108,11 @@ def test_wrong_records_are_named(run: tuple[Path, Any], change: Any, message: st
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path, dataset: Dataset) -> None:
-    with pytest.raises(UsageError, match="has no checkpoint yet: train first"):
+    with pytest.raises(UsageError, match=r"config.json is not there: --model-dir must be one"):
         embedps.load(tmp_path)
     recommender = dlrm.make(TINY_DLRM, dataset)
+    with pytest.raises(UsageError, match="has no checkpoint yet: train first"):
+        embedps.load(tmp_path, recommender=recommender, data=dataset.directory)
     make_trainer(dataset, tmp_path, recommender=recommender).fit()
     with pytest.raises(UsageError, match="with a recommender, load needs data"):
         embedps.load(tmp_path, recommender=recommender)

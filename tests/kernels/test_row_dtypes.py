@@ -10,7 +10,7 @@ from embedps.errors import UsageError
 from embedps.tables import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad
 from embedps.tables.groups import group_tables
 from embedps.tables.specs import FeatureSpec
-from models._columns import TableConfig
+from embedps.tables.table_options import TableOptions
 from tests.checkpoint.readers import read_row_file
 from tests.kernels.twins import StoredRow, initial_values, round_to
 from tests.tables.builders import (
@@ -183,12 +183,12 @@ def test_tables_of_other_dtypes_are_other_groups_of_one_stem():
 
 
 def test_flags_of_a_model_declare_dtypes():
-    table = TableConfig(row_dtype="float16", slot_dtype="bfloat16").table("t")
+    table = TableOptions(row_dtype="float16", slot_dtype="bfloat16").table("t")
     assert (table.row_dtype, table.slot_dtype) == ("float16", "bfloat16")
     assert table.to_json()["row_dtype"] == "float16"
-    assert "row_dtype" not in TableConfig().table("t").to_json()
+    assert "row_dtype" not in TableOptions().table("t").to_json()
     with pytest.raises(UsageError, match="row_dtype must be"):
-        TableConfig(row_dtype="int8")  # type: ignore[arg-type]
+        TableOptions(row_dtype="int8")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow as pa
 from embedps.data.dataset import Dataset
 from embedps.features.table_schema import Table
 from pipelines.ingestion.make_dataset import make_dataset
-from pipelines.ingestion.options import Options
+from pipelines.ingestion.options import HeldOut, Options
 
 SHOP = """
 delimiter = ","
@@ -118,7 +119,12 @@ def write_csv(path: Path, records: list[dict[str, str]], names: tuple[str, ...] 
 def make(table: Table, logs: Path | str, output: Path, **settings: Any) -> Dataset:
     """Runs the job on logs."""
     settings.setdefault("num_shards", 3)
-    dataset, _ = make_dataset(Options(input=(str(logs),), output=output, table=table, **settings))
+    names = [field.name for field in dataclasses.fields(HeldOut) if field.name in settings]
+    held_out = HeldOut(**{name: settings.pop(name) for name in names})
+    options = Options(
+        input=(str(logs),), output=output, declared=table, held_out=held_out, **settings
+    )
+    dataset, _ = make_dataset(options)
     return dataset
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,14 +13,15 @@ import pytest
 
 from embedps.errors import UsageError
 from pipelines import describe, generate, ingest
+from pipelines.ingestion.options import parse_options
 
 
-@pytest.mark.parametrize("command", ["criteo", "ingest", "generate", "describe"])
+@pytest.mark.parametrize("command", ["criteo", "ingest", "generate", "interactions", "describe"])
 def test_help_imports_neither_tensorflow_nor_beam(command: str):
     code = (
         "import runpy, sys\n"
         f"sys.argv = ['pipelines.{command}', '--help']\n"
-        f"try: runpy.run_module('pipelines.{command}', run_name='__main__')\n"
+        f"try: runpy.run_module('pipelines.{command}', run_name='__main__', alter_sys=True)\n"
         "finally: print([m for m in ('tensorflow', 'apache_beam') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -35,13 +37,13 @@ _INGEST = {"--input": "a.tsv", "--output": "out", "--schema": "criteo"}
     ("main", "flags", "name"),
     [
         *(
-            (ingest.main, _INGEST | {flag: text}, flag)
+            (ingest.main, _INGEST | {flag: text}, flag[2:].replace("-", "_"))
             for flag in (*_INGEST, "--eval-input", "--eval-from", "--split-key")
             for text in ("", "a\0b")
         ),
-        (generate.main, {"--rows": "1", "--output": ""}, "--output"),
-        (describe.main, {"": ""}, "DIR"),
-        (describe.main, {"--html": "", ".": "."}, "--html"),
+        (generate.main, {"--rows": "1", "--output": ""}, "output"),
+        (describe.main, {"": ""}, "directory"),
+        (describe.main, {"--html": "", ".": "."}, "html"),
     ],
 )
 def test_empty_path_or_nul_is_one_usage_error(
@@ -53,6 +55,23 @@ def test_empty_path_or_nul_is_one_usage_error(
 ):
     monkeypatch.chdir(tmp_path)
     argv = [text for flag, value in flags.items() for text in dict.fromkeys((flag, value))]
-    with pytest.raises(UsageError, match=f"argument {name}: it must not (be empty|have a NUL)"):
+    with pytest.raises(UsageError, match=f"^{name} must not (be empty|have a NUL)"):
         main(argv)
     assert not os.listdir(tmp_path)
+
+
+def test_command_is_told_by_a_file(tmp_path: Path):
+    file = tmp_path / "log.toml"
+    file.write_text(f'rows = 10\noutput = "{tmp_path}/log.tsv"\nseed = 3\n')
+    generate.main([f"--config={file}", "--rows=20"])
+    report = json.loads((tmp_path / "log.tsv.json").read_text())
+    assert (report["rows"], report["seed"]) == (20, 3)
+    file.write_text('input = ["a", "b"]\noutput = "o"\n[held_out]\neval_input = ["c"]\n')
+    read = parse_options(["--config", str(file), "--direct_num_workers=2"], "criteo")
+    assert (read.input, read.output, read.table.name) == (("a", "b"), Path("o"), "criteo")
+    assert (read.held_out.eval_input, read.split.fraction) == (("c",), None)
+    assert read.beam_flags == ("--direct_num_workers=2",)
+    file.write_text('input = ["a"]\noutput = "o"\nschema = "avazu"\n')
+    with pytest.raises(UsageError, match=r"has .'schema'., which this command does not take"):
+        parse_options(["--config", str(file)], "criteo")
+    assert parse_options(["--config", str(file)]).table.name == "avazu"

@@ -19,12 +19,10 @@ import pytest
 
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
-from embedps.features.table_schema import Table
 from pipelines.criteo_format import FIELDS
 from pipelines.ingestion.input_files import find_inputs
 from pipelines.ingestion.make_dataset import make_dataset
-from pipelines.ingestion.options import Options, parse_options
-from pipelines.ingestion.splits import SplitRule
+from pipelines.ingestion.options import HeldOut, Options, parse_options
 from tests.pipelines.builders import files_of, make_line, make_lines, read_split, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,12 +30,12 @@ TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing
 
 
 def options_of(logs: Path | str, output: Path, **settings: object) -> Options:
-    rule = {"fraction": settings.pop("eval_fraction", 0.1), "seed": settings.pop("seed", 0)}
+    held_out = HeldOut(eval_fraction=settings.pop("eval_fraction", 0.1))  # type: ignore[arg-type]
     return Options(
         input=(str(logs),),
         output=output,
-        table=Table.load("criteo"),
-        split=SplitRule(**rule),  # type: ignore[arg-type]
+        schema="criteo",
+        held_out=held_out,
         **settings,  # type: ignore[arg-type]
     )
 
@@ -274,11 +272,11 @@ def test_logs_without_a_good_line_are_no_dataset(tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "required: --input, --output"),
-        (("--num-shards=0",), "--num-shards: it must be at least 1 but got 0"),
-        (("--eval-fraction=1",), "--eval-fraction must be within 0 <= x < 1, got 1.0"),
-        (("--eval-fraction=nan",), "--eval-fraction must be within"),
-        (("--seed=-1",), "--seed: it must be at least 0 but got -1"),
+        ((), "--input is required"),
+        (("--num-shards=0",), "num_shards must be at least 1 but got 0"),
+        (("--eval-fraction=1",), "eval_fraction must be below 1 but got 1.0"),
+        (("--eval-fraction=nan",), "eval_fraction must be at least 0 but got nan"),
+        (("--seed=-1",), "seed must be at least 0 but got -1"),
         (("--output=/dev/null",), "--output must be a directory"),
     ],
 )

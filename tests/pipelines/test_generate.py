@@ -17,7 +17,7 @@ import pytest
 from embedps.console.command_line import run
 from embedps.errors import UsageError
 from embedps.features.table_schema import Table
-from pipelines.generate import main, parse_options
+from pipelines.generate import main
 from pipelines.ingestion.line_blocks import LineBlock
 from pipelines.ingestion.line_parser import LineParser
 from pipelines.synthetic import click_log, planted_model
@@ -248,16 +248,19 @@ def test_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("flags", "message"),
     [
         (["--rows", "10"], "--output"),
-        (["--rows", "0", "--output", "a.tsv"], "--rows: it must be at least 1 but got 0"),
+        (["--rows", "0", "--output", "a.tsv"], "rows must be at least 1 but got 0"),
         (["--rows", "ten", "--output", "a.tsv"], "--rows: invalid int value: 'ten'"),
         (["--rows", "10", "--output", "a.csv"], "must end in .tsv.gz or .tsv"),
-        (["--rows", "10", "--output", "a.tsv", "--seed", "-1"], "--seed"),
+        (
+            ["--rows", "10", "--output", "a.tsv", "--seed", "-1"],
+            "seed must be at least 0 but got -1",
+        ),
         (["--rows", "10", "--output", "a.tsv", "--colour"], "--colour"),
     ],
 )
 def test_bad_flag_is_a_usage_error(flags: list[str], message: str):
     with pytest.raises(UsageError) as caught:
-        parse_options(flags)
+        main(flags)
     assert message in str(caught.value)
 
 

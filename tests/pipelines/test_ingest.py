@@ -21,7 +21,6 @@ from embedps.errors import DatasetError, UsageError
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
 from embedps.features.transforms import Transforms
-from pipelines.ingestion.splits import SplitRule
 from tests.pipelines.builders import read_split, write_log
 from tests.pipelines.shop import NAMES, SHOP, as_rows, as_texts, load, make, make_records, write_csv
 
@@ -58,9 +57,7 @@ def test_plain_function_needs_neither_beam_nor_tensorflow():
 def test_features_are_those_of_a_plain_python_twin(tmp_path: Path):
     records = make_records(400)
     write_csv(tmp_path / "a.csv", records)
-    dataset = make(
-        load(tmp_path), tmp_path / "a.csv", tmp_path / "out", split=SplitRule(key="user")
-    )
+    dataset = make(load(tmp_path), tmp_path / "a.csv", tmp_path / "out", split_key="user")
     transforms = Transforms.load(tmp_path / "out")
     # The statistics are of the rows to train on only: those whose user is not held out.
     everything = transforms.apply(as_texts(records)).to_pylist()
@@ -173,8 +170,7 @@ def test_rows_are_sorted_by_time_across_shards_and_files(tmp_path: Path):
     lines = ["\t".join(map(str, row)).encode() for row in rows]
     write_log(tmp_path / "logs/a.tsv", lines[:300])
     write_log(tmp_path / "logs/b.tsv", lines[300:])
-    rule = SplitRule(fraction=None, from_ms=250_000)
-    dataset = make(table, tmp_path / "logs/*", tmp_path / "out", split=rule)
+    dataset = make(table, tmp_path / "logs/*", tmp_path / "out", eval_from="1970-01-01T00:04:10")
     for split, mine in (
         ("train", [row for row in rows if row[3] < 250]),
         ("eval", [row for row in rows if row[3] >= 250]),
@@ -199,7 +195,6 @@ def test_given_files_are_held_out(tmp_path: Path):
         tmp_path / "logs/a*",
         tmp_path / "out",
         eval_input=(str(tmp_path / "logs/b*"),),
-        split=SplitRule(fraction=None),
     )
     assert (dataset.splits["train"].rows, dataset.splits["eval"].rows) == (60, 30)
     with pytest.raises(UsageError, match="wanted another eval_files"):
@@ -208,7 +203,6 @@ def test_given_files_are_held_out(tmp_path: Path):
             tmp_path / "logs/b*",
             tmp_path / "out",
             eval_input=(str(tmp_path / "logs/a*"),),
-            split=SplitRule(fraction=None),
         )
     with pytest.raises(UsageError, match="must not both match"):
         make(
@@ -251,7 +245,7 @@ def test_parquet_of_empty_row_groups_and_lists_of_one_is_read(tmp_path: Path):
             for size in sizes:
                 rows = {"y": [1] * size, "x": [[0.5]] * size, "c": [[9]] * size}
                 writer.write_table(pa.table(rows, schema))
-    dataset = make(table, tmp_path / "*.parquet", tmp_path / "out", split=SplitRule(fraction=0.0))
+    dataset = make(table, tmp_path / "*.parquet", tmp_path / "out", eval_fraction=0.0)
     assert [file.lines for file in dataset.input.files] == [7, 0]
     assert dataset.input.lines_bad == 0
     assert read_split(dataset, "train").to_pylist() == [{"y": 1.0, "x": 0.5, "c": 9}] * 7
@@ -361,7 +355,7 @@ def test_every_kind_of_column_is_written_and_served(tmp_path: Path, form: str):
         path.write_text(as_text(table))
     schema = tmp_path / "t.toml"
     schema.write_text(f'format = "{form}"\n{EVERY_KIND}')
-    dataset = make(Table.load(str(schema)), path, tmp_path / "set", split=SplitRule(fraction=0.0))
+    dataset = make(Table.load(str(schema)), path, tmp_path / "set", eval_fraction=0.0)
     assert [(each.name, each.kind, each.classes) for each in dataset.labels] == [
         ("rating", "number", 0),
         ("genre", "classes", 3),
@@ -423,7 +417,7 @@ def test_what_no_label_can_be_is_set_aside(tmp_path: Path):
         Table.load(str(schema)),
         tmp_path / "log.parquet",
         tmp_path / "set",
-        split=SplitRule(fraction=0.0),
+        eval_fraction=0.0,
         max_bad_fraction=1.0,
     )
     reasons = [
@@ -442,4 +436,4 @@ def test_a_damaged_orc_file_ends_with_a_bad_row(tmp_path: Path):
     schema = tmp_path / "t.toml"
     schema.write_text(f'format = "orc"\n{EVERY_KIND}')
     with pytest.raises(DatasetError, match="the ORC file is damaged here"):
-        make(Table.load(str(schema)), path, tmp_path / "set", split=SplitRule(fraction=0.0))
+        make(Table.load(str(schema)), path, tmp_path / "set", eval_fraction=0.0)

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
-from pipelines.ingestion.splits import SplitRule
 from tests.pipelines.builders import read_split, write_log
 from tests.pipelines.shop import make
 
@@ -31,7 +30,6 @@ def test_real_avazu_sample_is_read_whole(samples: Path, tmp_path: Path):
         files[0],
         tmp_path / "out",
         eval_input=(str(files[1]),),
-        split=SplitRule(fraction=None),
     )
     train, test = sample_rows(files[0])[1:], sample_rows(files[1])
     # The README says that the second file has a header; it has a row more and none.
@@ -51,9 +49,7 @@ def test_real_avazu_sample_is_read_whole(samples: Path, tmp_path: Path):
 def test_real_movielens_sample_is_read_whole_and_sorted(samples: Path, tmp_path: Path):
     path = samples / "movielens_100k_u.data.gz"
     rows = sample_rows(path)
-    dataset = make(
-        Table.load("movielens_100k"), path, tmp_path / "out", split=SplitRule(key="user_id")
-    )
+    dataset = make(Table.load("movielens_100k"), path, tmp_path / "out", split_key="user_id")
     assert sum(split.rows for split in dataset.splits.values()) == len(rows) == 100_000
     positives = sum(int(row[2]) >= 4 for row in rows)
     assert sum(split.positives for split in dataset.splits.values()) == positives

@@ -22,6 +22,7 @@ from embedps.checkpoint.evicted_directory import EvictedDirectory, EvictedFile
 from embedps.checkpoint.format.manifest import VERSION, FileEntry, Manifest, SaveSet
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.tools.replay import Partition, make_partitions
+from embedps.config_fields import check, option
 from embedps.errors import CheckpointError, DirectoryInUseError, UsageError
 from embedps.storage import file_io
 from embedps.storage.file_lock import RUN_LOCK_NAME, check_locks, locked
@@ -31,19 +32,14 @@ WORK_NAME = "evicting"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which rows go: those for which everything that is given holds.
+    """Which rows go: those for which everything that is given holds."""
 
-    Attributes:
-      before_step: their last update was before this step.
-      max_frequency: they have fewer updates than this.
-      below_norm: the L2 norm of their embedding is below this.
-    """
-
-    before_step: int | None = None
-    max_frequency: int | None = None
-    below_norm: float | None = None
+    before_step: int | None = option(None, "last updated before this step")
+    max_frequency: int | None = option(None, "with fewer updates than this")
+    below_norm: float | None = option(None, "of a smaller L2 norm than this")
 
     def __post_init__(self) -> None:
+        check(self)
         if self.before_step is None and self.max_frequency is None and self.below_norm is None:
             raise UsageError(
                 "evict needs --before-step, --max-frequency or --below-norm: nothing says which "

@@ -180,9 +180,7 @@ class ItemSearch:
     def _make(self, keys: Ids, index: ItemIndex) -> IvfIndex | None:
         ranking = self._ranking
         try:
-            ivf = IvfIndex(
-                index, keys, self._queries(), k=ranking.default_k, recall=ranking.ivf_recall
-            )
+            ivf = IvfIndex(index, keys, self._queries(), k=ranking.top_k, recall=ranking.ivf_recall)
         except Exception as error:  # requests are answered by the exact search
             self._can_build = False
             say(f"the IVF of {len(keys)} items cannot be built: {error}")

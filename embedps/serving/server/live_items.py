@@ -83,8 +83,8 @@ class LiveItems:
             columns,
             missing_id=missing_id,
             has_ids=self._catalog.has_ids,
-            default_k=ranking.default_k,
-            max_k=ranking.max_k,
+            default_k=ranking.top_k,
+            max_k=ranking.max_top_k,
         )
         if self._catalog.has_ids:
             columns = dataclasses.replace(columns, id_lists=(*columns.id_lists, SEEN))

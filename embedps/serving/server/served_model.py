@@ -17,6 +17,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.console.lines import say
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.serving.server.batcher import Answer, Batcher
+from embedps.serving.server.batching import Batching
 from embedps.serving.server.live_model import LiveModel, PreparedChange
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request
@@ -26,21 +27,6 @@ T = TypeVar("T")
 
 _POLL_SECS = 0.05
 _FIRST_RETRY_SECS, _LAST_RETRY_SECS = 1.0, 60.0  # of a manifest that failed
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Batching:
-    """How requests share batches.
-
-    Attributes:
-      max_batch_rows: a batch takes no further request that would give it more rows.
-      max_waiting: requests that may wait.
-      wait_secs: how long a request may wait for others.
-    """
-
-    max_batch_rows: int
-    max_waiting: int
-    wait_secs: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +117,9 @@ class ServedModel:
         def batcher(answer: Callable[[Request], Answer]) -> Batcher:
             return Batcher(
                 answer,
-                max_batch_rows=batching.max_batch_rows,
+                max_batch_rows=batching.batch_rows,
                 max_waiting=batching.max_waiting,
-                wait_secs=batching.wait_secs,
+                wait_secs=batching.batch_wait_ms / 1000,
                 on_batch=on_batch,
             )
 

@@ -114,7 +114,7 @@ def make(logs: str, output: Path, *beam_flags: str, **settings: float) -> Datase
     options = Options(
         input=(logs,),
         output=output,
-        table=Table.load("criteo"),
+        schema="criteo",
         num_shards=3,
         beam_flags=beam_flags,
         **settings,  # type: ignore[arg-type]

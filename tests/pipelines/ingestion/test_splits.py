@@ -131,4 +131,4 @@ def test_flags_make_the_rule():
     key = parse_options([*flags, "--split-key=device_ip", "--eval-fraction=0.3"]).split
     assert key == SplitRule(seed=4, fraction=0.3, key="device_ip")
     files = parse_options([*flags, "--eval-input", "x"])
-    assert (files.split, files.eval_input) == (SplitRule(seed=4, fraction=None), ("x",))
+    assert (files.split, files.held_out.eval_input) == (SplitRule(seed=4, fraction=None), ("x",))

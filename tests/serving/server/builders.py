@@ -20,12 +20,13 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.run.run_config import read_run
 from embedps.serving.server import messages
+from embedps.serving.server.batching import Batching
 from embedps.serving.server.grpc_server import GrpcServer
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.model_api import ModelApi
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.rest_server import RestServer
-from embedps.serving.server.served_model import Batching, ServedModel
+from embedps.serving.server.served_model import ServedModel
 from embedps.serving.server.tensor_values import fill
 
 NAME = "clicks"
@@ -71,7 +72,7 @@ def serving(
         lambda manifest: LiveModel(recommender, dataset, directory, manifest, **more),
         number=options.pop("number", None),
         follows=options.pop("follows", True),
-        batching=Batching(max_batch_rows=1024, max_waiting=max_waiting, wait_secs=0.0),
+        batching=Batching(max_waiting=max_waiting),
         on_batch=api.metrics.count_batch(NAME),
     )
     api.models[NAME] = model

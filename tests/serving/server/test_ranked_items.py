@@ -211,7 +211,7 @@ def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
     given = query | tensors(asked, ["seen"])
     exported = tf.saved_model.load(str(done.path)).signatures
     want = exported["top_k"](**{name: tf.constant(array) for name, array in given.items()})
-    ranking = Ranking(items="dataset", default_k=9)
+    ranking = Ranking(items="dataset", top_k=9)
     with serving(directory, dataset, ranking=ranking) as (api, model, addresses):
         client = Client(addresses.grpc)
         version, ids, scores = ask(client, given)
@@ -352,7 +352,7 @@ def test_an_ivf_finds_what_changed_since_it_was_built(
     monkeypatch.setattr(item_search, "_MAX_SIDE", 2.0)  # it is not built anew
     replay = Replay(trained, tmp_path / "m")
     given, k = queries_of(dataset), 7
-    ranking = Ranking(ivf_above=50, ivf_recall=1.0, default_k=k)
+    ranking = Ranking(ivf_above=50, ivf_recall=1.0, top_k=k)
     first, *others = replay.numbers
     replay.commit(first)
     with serving(replay.directory, dataset, ranking=ranking) as (api, model, addresses):
@@ -409,7 +409,7 @@ def test_an_ivf_is_built_anew_beside_searches_once_much_has_changed() -> None:
     vectors, keys = rng.normal(size=(2000, 8)).astype(np.float32), np.arange(2000)
     queries = rng.normal(size=(64, 8)).astype(np.float32)
     index = ItemIndex(8).changed(keys, vectors, none)
-    ranking = Ranking(ivf_above=100, ivf_recall=0.9, default_k=10)
+    ranking = Ranking(ivf_above=100, ivf_recall=0.9, top_k=10)
     search = ItemSearch(ranking, keys, index, lambda: queries)
     assert 0.9 <= search.recall < 1
     before = search._state.ivf

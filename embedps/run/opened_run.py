@@ -1,0 +1,134 @@
+"""A run that was trained, as other commands open it: its config, dataset, model and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from embedps import config_fields
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.config_fields import MAX_COUNT, option
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+from embedps.errors import UsageError
+from embedps.run.run_config import RunConfig, read_run
+from embedps.storage.object_store import as_path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenedRun:
+    """A run's dataset and checkpoints. No module of the user is imported before `recommender`.
+
+    Attributes:
+      path: the model directory.
+      dataset: whose columns the model gets.
+      directory: of the checkpoints.
+      model: of the run: the recommender, or the config that makes it.
+      seed: the run's.
+    """
+
+    path: Path
+    dataset: Dataset
+    directory: CheckpointDirectory
+    model: Recommender | RunConfig
+    seed: int
+
+    def recommender(self) -> Recommender:
+        """Makes the run's model over the dataset's columns.
+
+        Raises:
+          UsageError: the module's `make` returns something else.
+        """
+        if isinstance(self.model, Recommender):
+            return self.model
+        return self.model.recommender(self.dataset)
+
+    def manifest(self, number: int | None = None) -> Manifest:
+        """Reads a checkpoint's manifest, by default the newest.
+
+        Raises:
+          UsageError: there is no checkpoint yet.
+          CheckpointError: there is none of that number, or it is damaged.
+        """
+        manifest = self.directory.latest() if number is None else self.directory.read(number)
+        if manifest is None:
+            raise self.has_none()
+        return manifest
+
+    def has_none(self) -> UsageError:
+        """Makes the error that says that there is no checkpoint yet."""
+        return UsageError(f"{self.path} has no checkpoint yet: train first")
+
+
+def open_run(
+    model_dir: Path | str,
+    *,
+    data: Path | str | None = None,
+    model: str | None = None,
+    recommender: Recommender | None = None,
+    seed: int = 0,
+) -> OpenedRun:
+    """Opens the run of a model directory.
+
+    Args:
+      model_dir: that `embedps train` was given.
+      data: the dataset's directory; the run's by default.
+      model: the run's model, if it is a module of your own.
+      recommender: the run's model, if it was given from Python.
+      seed: of the run, if the recommender is given.
+
+    Raises:
+      UsageError: the directory is not of a run, or is of another model.
+      DatasetError: there is no dataset, or it is damaged.
+    """
+    path = as_path(str(model_dir))
+    found: Recommender | RunConfig
+    if recommender is None:
+        found = run = read_run(path, model=model)
+        data, seed = data or run.data, run.config.seed
+    elif data is None:
+        raise UsageError("with a recommender, load needs data: the dataset's directory")
+    else:
+        found = recommender
+    return OpenedRun(
+        path=path,
+        dataset=Dataset.open(data),
+        directory=CheckpointDirectory(path),
+        model=found,
+        seed=seed,
+    )
+
+
+def checkpoint_number(text: str) -> Any:
+    """Declares the option of a checkpoint's number."""
+    return option(None, text, metavar="N", least=0, most=MAX_COUNT)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The options by which a command finds a run's model and its dataset."""
+
+    model: str | None = option(
+        None, "the run's model; needed if it is a module of your own, such as package.module"
+    )
+    data: str | None = option(
+        None, "the dataset's directory, which tells the columns (default: the run's)", metavar="DIR"
+    )
+
+    def __post_init__(self) -> None:
+        config_fields.check(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(ModelOptions):
+    """The options by which a command finds a run."""
+
+    model_dir: str = option(
+        dataclasses.MISSING, "the directory that embedps train was given", metavar="DIR"
+    )
+
+    def open(self) -> OpenedRun:
+        """Opens the run; see `open_run`."""
+        return open_run(self.model_dir, data=self.data, model=self.model)

@@ -187,7 +187,10 @@ def make_train_unit(
                 after=tf.where(before > 0, step - num_ranks, after),
             )
             rate = row_rate(step, learning_rate)
-            return exchange.begin(batch.columns, number=step + rank, learning_rate=rate, part=part)
+            begun: StepInputs = exchange.begin(
+                batch.columns, number=step + rank, learning_rate=rate, part=part
+            )
+            return begun
 
         num_steps = own.num_batches
         if exchange.all_take_each_step:
@@ -195,7 +198,8 @@ def make_train_unit(
         entered = exchange.enter_unit()
         counts = train_all(reader, num_steps, lambda i: functools.partial(begin, i))
         strategy.run(exchange.leave_unit, args=(entered, first_step + own.num_batches - 1))
-        return exchange.total(counts)
+        total: Counts = exchange.total(counts)
+        return total
 
     return train_unit  # type: ignore[no-any-return]
 

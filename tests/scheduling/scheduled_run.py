@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from embedps.cluster.interface import ScheduledCall
+from embedps.cluster.interface import Cluster, ScheduledCall
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.scheduling.scheduler import Scheduler
@@ -34,7 +34,7 @@ class Attempt(ScheduledCall):
         self.freed = True
 
 
-class FakeCluster:
+class FakeCluster(Cluster):
     """Holds what is scheduled; a test starts and ends it."""
 
     strategy: Any = None

@@ -24,10 +24,11 @@ class Config(embedps.TableOptions):
 
 
 def make(config, dataset):
-    feature = embedps.FeatureSpec(name="C1", table=config.table("users"))
-    return embedps.Recommender(
-        tables=(config.counts("seen"),), features=(feature,), build=lambda: None
+    features = (
+        embedps.FeatureSpec(name="C1", table=config.table("users")),
+        embedps.FeatureSpec(name="C2", table=config.counts("seen")),
     )
+    return embedps.Recommender(build=lambda: embedps.Embeddings(features))
 """
 
 
@@ -45,7 +46,7 @@ def test_a_users_model_has_the_flags_and_keys_of_tables(tmp_path, monkeypatch):
     )
     assert run.model_config.hidden == 4
     made = run.recommender(dataset)
-    tables = {table.name: table for table in made.tables}
+    tables = {table.name: table for table in made.build().tables}
     life = embedps.TimeToLive(steps=5)
     assert tables["users"] == embedps.TableSpec(
         name="users",

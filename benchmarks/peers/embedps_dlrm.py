@@ -30,7 +30,8 @@ from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset_metadata import DataFile, Split
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import UnitFunction, make_train_unit
+from embedps.engine.steps.interface import UnitFunction
+from embedps.engine.unit_functions import make_train_unit
 from embedps.run.cluster_config import ClusterConfig
 from embedps.scheduling.gang_scheduler import GangScheduler
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit

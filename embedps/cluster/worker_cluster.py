@@ -39,6 +39,7 @@ class WorkerCluster(EmbeddedCluster):
     """
 
     place: Place = "workers"
+    group: WorkerGroup
 
     def __init__(
         self,

@@ -119,7 +119,7 @@ def make_train_unit(
     way = ways.way_of(place=place, replicas=replicas, sync=sync, in_groups=in_groups)
     way.check({"overlap": True} if overlap else {}, place)
     parts = StepParts(model, optimizer, collection, logs, backup_workers or 0, workers)
-    exchange = EXCHANGES[way](parts)
+    exchange: Any = EXCHANGES[way](parts)
     if isinstance(exchange, ReplicaExchange):
         return make_replica_unit(
             model, exchange, unit_input, num_replicas=replicas, strategy=mirrored, clip=clip

@@ -15,8 +15,9 @@ from typing import NamedTuple, Self
 import tensorflow as tf
 
 from embedps.cluster.interface import Cluster, OnDeath, ScheduledCall
+from embedps.engine.steps.interface import UnitFunction
 from embedps.engine.steps.step_logs import StepLogs
-from embedps.engine.unit_functions import UnitFunction, explain
+from embedps.engine.unit_functions import explain
 from embedps.errors import EmbedpsError
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Ledger, Unit

@@ -22,7 +22,7 @@ class RowPart(NamedTuple):
 
     ids: tf.Tensor
     splits: tf.Tensor
-    gradients: tf.Tensor | None = None
+    gradients: Any = None
     examples: tf.Tensor | None = None
     absent: tf.Tensor | None = None
 

@@ -3,11 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from embedps.cluster.interface import ScheduledCall
+from embedps.cluster.interface import Cluster, ScheduledCall
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.scheduling.scheduler import Scheduler
@@ -126,7 +126,7 @@ class ScheduledRun:
     def resume(self) -> UnitThreads:
         """Schedules the units that are left."""
         return self._scheduler(
-            self.cluster,
+            cast("Cluster", self.cluster),
             self.ledger,
             dict,
             arguments=lambda unit: (unit.position,),

@@ -157,8 +157,8 @@ def make_replica_unit(
 
     def compute(begun: tuple[Batch, ValueInputs]) -> _Part:
         batch, inputs = begun
-        *gradients, counts = gradients_of(exchange, model, batch, inputs, clip)
-        return _Part(batch.num_rows, *exchange.part(inputs, *gradients), counts)
+        rows, dense, counts = gradients_of(exchange, model, batch, inputs, clip)
+        return _Part(batch.num_rows, *exchange.part(inputs, rows, dense), counts)
 
     def whole_step(readers: Sequence[tf.Tensor], number: tf.Tensor, rate: tf.Tensor) -> Counts:
         begun = [begin(reader, rank, number, rate) for rank, reader in enumerate(readers)]

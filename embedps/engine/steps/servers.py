@@ -121,7 +121,8 @@ class RemoteExchange(ValueExchange[ServerInputs]):
             with tf.device(device):
                 there = ops.unpack(message, [tf.TensorSpec(r.shape, r.dtype) for r in request])
                 parts = [StepPart(*tf.unstack(t, len(part))) for t in there[3 : len(scalars)]]
-                begun = Request(*there[:3], parts[0] if parts else None)
+                number_there, rate_there, worker_there = there[:3]
+                begun = Request(number_there, rate_there, worker_there, parts[0] if parts else None)
                 sent[device] = begun = begun._replace(seen=self._enter(device, begun))
                 arrived = iter(there[len(scalars) :])
                 asked = [RowPart(*(t if t is None else next(arrived) for t in a)) for a in asked]

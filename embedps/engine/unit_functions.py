@@ -119,7 +119,7 @@ def make_train_unit(
     way = ways.way_of(place=place, replicas=replicas, sync=sync, in_groups=in_groups)
     way.check({"overlap": True} if overlap else {}, place)
     parts = StepParts(model, optimizer, collection, logs, backup_workers or 0, workers)
-    exchange: Any = EXCHANGES[way](parts)
+    exchange = EXCHANGES[way](parts)
     if isinstance(exchange, ReplicaExchange):
         return make_replica_unit(
             model, exchange, unit_input, num_replicas=replicas, strategy=mirrored, clip=clip
@@ -127,10 +127,11 @@ def make_train_unit(
     if isinstance(exchange, GroupExchange) and logs is not None:
         logs.groups = GroupWatch(exchange, strategy)
     row_rate = model.row_rates()
+    end: Callable[..., None] = exchange.end  # of inputs of any kind
 
     def train_step(batch: Batch, inputs: StepInputs) -> Counts:
         rows, dense, counts = gradients_of(exchange, model, batch, inputs, clip)
-        exchange.end(inputs, rows, dense)
+        end(inputs, rows, dense)
         if exchange.all_take_each_step:
             has_part = batch.num_rows > 0
             counts = {name: tf.where(has_part, v, tf.zeros_like(v)) for name, v in counts.items()}

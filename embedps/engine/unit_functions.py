@@ -127,10 +127,11 @@ def make_train_unit(
     if isinstance(exchange, GroupExchange) and logs is not None:
         logs.groups = GroupWatch(exchange, strategy)
     row_rate = model.row_rates()
+    end: Callable[..., None] = exchange.end  # of inputs of any kind
 
     def train_step(batch: Batch, inputs: StepInputs) -> Counts:
         rows, dense, counts = gradients_of(exchange, model, batch, inputs, clip)
-        exchange.end(inputs, rows, dense)
+        end(inputs, rows, dense)
         if exchange.all_take_each_step:
             has_part = batch.num_rows > 0
             counts = {name: tf.where(has_part, v, tf.zeros_like(v)) for name, v in counts.items()}

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -126,7 +126,7 @@ class ScheduledRun:
     def resume(self) -> UnitThreads:
         """Schedules the units that are left."""
         return self._scheduler(
-            self.cluster,
+            cast("Cluster", self.cluster),
             self.ledger,
             dict,
             arguments=lambda unit: (unit.position,),

@@ -105,7 +105,7 @@ def _serve(folder: Path) -> None:
     collection = EmbeddingCollection(
         model.tables, model.features, devices=["/device:CPU:0"] * _WORKERS, container="collectives"
     )
-    optimizer = make_dense_optimizer("adagrad", 0.01, model.network)
+    optimizer = make_dense_optimizer("adagrad", 0.01, model.model)
     unit_rows = _WORKERS * _STEPS_PER_UNIT * _BATCH
     unit_input = model.input(batch_rows=_BATCH, shuffle_rows=unit_rows)
     train_unit = make_worker_unit(model, optimizer, collection, unit_input, group)
@@ -126,7 +126,7 @@ def _serve(folder: Path) -> None:
         """Measures each collective alone, in ms."""
         ids = work.ids[:, :_BATCH]
         distinct = sum(len(set(of.tolist())) for of in ids) // _WORKERS
-        floats = sum(v.shape.num_elements() for v in model.network.trainable_variables)
+        floats = sum(v.shape.num_elements() for v in model.model.trainable_variables)
         share = floats // _WORKERS
         sizes: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {}
         inputs = {

@@ -52,7 +52,7 @@ def make(
         devices=cluster.shard_devices,
         container=container,
     )
-    network = model.network
+    network = model.model
     dense = make_dense_optimizer("adam", 0.001, network)
     train_unit = make_train_unit(
         model,

@@ -8,8 +8,9 @@ like those of any table, so a checkpoint tells how often each row was visited.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,10 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.replay import stream_table
 from embedps.data.dataset import Dataset, describe_file
 from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature, Split
+from embedps.engine.click_model import ClickModel
 from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError
+from embedps.layers.embeddings import Embeddings
 from embedps.tables import FeatureSpec, MinCount, TableSpec
 
 CARDINALITIES = {"C1": 50, "C2": 1000, "C3": 20000}
@@ -44,35 +47,28 @@ class Config:
     )
 
 
-class Network(tf.keras.Model):
+class Visits(ClickModel):
     """One hidden layer over all features except the row numbers."""
 
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self._hidden = tf.keras.layers.Dense(hidden, activation="relu")
-        self._out = tf.keras.layers.Dense(1)
+    def __init__(self, config: Config, label: str) -> None:
+        super().__init__(label=label)
+        admission = MinCount(count=config.min_count) if config.min_count > 1 else None
+        tables = [TableSpec(name=name, dim=config.embedding_dim) for name in CARDINALITIES]
+        tables.append(TableSpec(name="row", dim=config.row_dim, admission=admission))
+        self.embeddings = Embeddings([FeatureSpec(name=t.name, table=t) for t in tables])
+        self.hidden = tf.keras.layers.Dense(config.hidden, activation="relu")
+        self.out = tf.keras.layers.Dense(1)
 
-    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
-        inputs = tf.concat([numerics, *(embeddings[name] for name in CARDINALITIES)], axis=1)
-        return self._out(self._hidden(inputs)) + 0.0 * embeddings["row"][:, :1]
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        found = self.embeddings(features)
+        rows = [found[name] for name in CARDINALITIES]
+        out = self.out(self.hidden(tf.concat([features["I1"][:, None], *rows], axis=1)))
+        return out[:, 0] + 0.0 * found["row"][:, 0]
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
     """Makes the model of the columns of `write_dataset`."""
-    return Recommender(
-        tables=(
-            *(TableSpec(name=name, dim=config.embedding_dim) for name in CARDINALITIES),
-            TableSpec(
-                name="row",
-                dim=config.row_dim,
-                admission=MinCount(count=config.min_count) if config.min_count > 1 else None,
-            ),
-        ),
-        features=tuple(FeatureSpec(name=n, table=n) for n in (*CARDINALITIES, "row")),
-        numerics=("I1",),
-        label=dataset.label,
-        build=lambda: Network(config.hidden),
-    )
+    return Recommender(build=lambda: Visits(config, dataset.label))
 
 
 def write_dataset(

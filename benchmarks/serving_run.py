@@ -101,7 +101,7 @@ def write_commits(
             learning_rate=tf.constant(0.01),
             step=tf.constant(step, tf.int64),
         )
-        for variable in trainer.network.trainable_variables:
+        for variable in trainer.model.trainable_variables:
             variable.assign_add(tf.random.normal(variable.shape, stddev=1e-3))
         manifest = trainer.saver.save(
             step=step, ledger=last.ledger, partially_applied=dict, progress={}, final=False

@@ -22,7 +22,6 @@ from embedps.console import command_line
 from embedps.console.command_line import text
 from embedps.console.lines import say
 from embedps.data.dataset import Dataset
-from embedps.run.preparation import check_columns
 from embedps.run.run_flags import RunFlags
 
 
@@ -40,7 +39,6 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.plan") -> int:
     asked = flags.make(PlanConfig)
     dataset = Dataset.open(run.data)
     recommender = run.recommender(dataset)
-    check_columns(recommender, dataset)
     from embedps.console.tables import make_console
     from embedps.planning.plan import make_plan
     from embedps.planning.plan_tables import print_plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.embedded import EmbeddedCluster
@@ -58,7 +59,8 @@ def make_rows(
     tags = [rng.integers(0, 30, n).tolist() for n in rng.integers(0, 4, num_rows)]
     columns["tags"] = [[] if first_row + i in bare else each for i, each in enumerate(tags)]
     columns["label"] = (rng.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    types = {"label": pa.float32(), "row": pa.int64(), "tags": pa.list_(pa.int64())}
+    lists = pa.list_(pa.field("element", pa.int64(), nullable=False))
+    types = {"label": pa.float32(), "row": pa.int64(), "tags": lists}
     types |= dict.fromkeys(NUMERICS, pa.float32()) | dict.fromkeys(CARDINALITIES, pa.int64())
     schema = pa.schema([pa.field(n, types[n], nullable=n == "tags") for n in columns])
     return pa.table(columns, schema=schema)
@@ -72,8 +74,12 @@ def write_dataset(
     row_group_rows: int = 500,
     seed: int = 0,
     untagged: Iterable[int] = (),
+    whole: bool = False,
 ) -> Dataset:
-    """A dataset of shards of so many rows; some, by the numbers that rows carry, have no tags."""
+    """A dataset of shards of so many rows; some, by the numbers that rows carry, have no tags.
+
+    It describes `tags` and `row` only if `whole`, for `SumModel`: `row` is a key.
+    """
     splits, first, bare = {}, 0, frozenset(untagged)
     for name, shards in (("train", train), ("eval", evaluation)):
         (directory / name).mkdir(parents=True)
@@ -90,8 +96,10 @@ def write_dataset(
         directory=directory,
         numeric=tuple(NumericFeature(name=n) for n in NUMERICS),
         categorical=tuple(
-            CategoricalFeature(name=n, cardinality=c) for n, c in CARDINALITIES.items()
+            CategoricalFeature(name=n, cardinality=c, ragged=n == "tags")
+            for n, c in (CARDINALITIES | ({"tags": 30} if whole else {})).items()
         ),
+        keys=("row",) if whole else (),
         schema={f.name: str(f.type) for f in table.schema},
         splits=splits,
     ).save()
@@ -127,38 +135,57 @@ def make_listed(
 
 
 def make_dlrm(dataset: Dataset, **options: Any) -> Recommender:
-    return dlrm.make(dataclasses.replace(TINY_DLRM, **options), dataset)
+    """A tiny DLRM of a dataset's columns but `tags`."""
+    columns = tuple(each for each in dataset.categorical if each.name != "tags")
+    described = dataclasses.replace(dataset, categorical=columns)
+    return dlrm.make(dataclasses.replace(TINY_DLRM, **options), described)
 
 
-class SumNetwork(tf.keras.Model):
-    """A layer over everything there is."""
+TABLES = (
+    TableSpec(name="small", dim=3),
+    TableSpec(name="wide", dim=6),
+    TableSpec(name="row", dim=3),
+)
+FEATURES = (
+    FeatureSpec(name="C1", table="small"),
+    FeatureSpec(name="C2", table="small"),
+    FeatureSpec(name="C3", table="wide"),
+    FeatureSpec(name="tags", table="wide", ragged=True, combiner="mean"),
+    FeatureSpec(name="row", table="row"),
+)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._out = tf.keras.layers.Dense(1)
 
-    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
-        known = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
-        return self._out(tf.concat([known, *embeddings.values()], axis=1))
+class SumModel(embedps.ClickModel):
+    """A layer over everything there is.
+
+    By default it is of two dims, with a multi-hot feature and a table that two features share.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec] = FEATURES,
+        tables: Sequence[TableSpec] = TABLES,
+        label: str = "label",
+    ) -> None:
+        super().__init__(label=label)
+        self.embeddings = embedps.Embeddings(features, tables=tables)
+        self.last = tf.keras.layers.Dense(1)
+
+    def numbers(self, features: Mapping[str, Any]) -> tf.Tensor:
+        """The numeric columns, float32 [batch, columns], with 0 for what is missing."""
+        numbers = features["numerics"]
+        return tf.where(tf.math.is_nan(numbers), tf.zeros_like(numbers), numbers)
+
+    def rows(self, features: Mapping[str, Any]) -> tf.Tensor:
+        """The embeddings side by side, float32 [batch, floats]."""
+        return tf.concat([*self.embeddings(features).values()], axis=1)
+
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        x = tf.concat([self.numbers(features), self.rows(features)], axis=1)
+        return self.last(x)[:, 0]
 
 
-def make_mixed(**fields: Any) -> Recommender:
-    """A model of two dims, with a multi-hot feature and a table that two features share."""
-    return Recommender(
-        tables=(
-            TableSpec(name="small", dim=3),
-            TableSpec(name="wide", dim=6),
-            TableSpec(name="row", dim=3),
-        ),
-        features=(
-            FeatureSpec(name="C1", table="small"),
-            FeatureSpec(name="C2", table="small"),
-            FeatureSpec(name="C3", table="wide"),
-            FeatureSpec(name="tags", table="wide", ragged=True, combiner="mean"),
-            FeatureSpec(name="row", table="row"),
-        ),
-        **{"numerics": NUMERICS, "build": SumNetwork, **fields},
-    )
+MIXED = Recommender(build=SumModel)
 
 
 def make_config(dataset: Dataset, model_dir: Path, **fields: Any) -> TrainConfig:

@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
+import embedps
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
-from embedps.tables import FeatureSpec, TableSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,27 +26,28 @@ class Config:
     )
 
 
-class Network(tf.keras.Model):
+class Deadly(embedps.ClickModel):
     """A layer; while it is trained, or while it is not, it aborts."""
 
-    def __init__(self, deadly: str, cause: str) -> None:
-        super().__init__()
-        self._deadly, self._cause = deadly, cause
-        self._out = tf.keras.layers.Dense(1)
+    def __init__(self, config: Config, dataset: Dataset) -> None:
+        super().__init__(label=dataset.label)
+        self._deadly, self._cause = config.deadly, config.cause
+        self._id = dataset.categorical[0].name
+        self._number = dataset.numeric[0].name if config.deadly == "number" else ""
+        self.embeddings = embedps.Embeddings({self._id: 2})
+        self.out = tf.keras.layers.Dense(1)
 
-    def call(
-        self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor], training: Any = None
-    ) -> tf.Tensor:
-        x = tf.concat(list(embeddings.values()), axis=1)
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        x = self.embeddings(features)[self._id]
         batch = tf.shape(x)[0]
         # The evaluator's batches are larger, and a trainer tries the network on a few rows.
         if tf.inside_function():
             wanted = batch > 64 if self._deadly == "eval" else (batch > 8) & (batch <= 64)
-            if self._deadly == "number":
-                wanted &= tf.reduce_any(numerics > 1e6)
+            if self._number:
+                wanted &= tf.reduce_any(features[self._number] > 1e6)
             with tf.control_dependencies([tf.cond(wanted, self._die, lambda: tf.constant(0))]):
                 x = tf.identity(x)
-        return self._out(x)
+        return self.out(x)[:, 0]
 
     def _die(self) -> tf.Tensor:
         if self._cause == "abort":
@@ -62,13 +64,8 @@ class Network(tf.keras.Model):
 
 def make(config: Config, dataset: Dataset) -> Recommender:
     """Of the first categorical column."""
-    name = dataset.categorical[0].name
     return Recommender(
-        tables=(TableSpec(name=name, dim=2),),
-        features=(FeatureSpec(name=name, table=name),),
-        label=dataset.label,
-        numerics=(dataset.numeric[0].name,) if config.deadly == "number" else (),
-        build=lambda: Network(config.deadly, config.cause),
+        build=lambda: Deadly(config, dataset),
         missing_id=dataset.missing_id,
         model="tests.deadly",
         config=config,

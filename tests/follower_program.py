@@ -16,7 +16,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.evaluation.evaluator import Evaluator
 from embedps.tables import FeatureSpec, TableSpec
-from tests.builders import SumNetwork
+from tests.builders import SumModel
 
 
 def rss_bytes() -> int:
@@ -30,11 +30,9 @@ def main(directory: CheckpointDirectory, dataset: Dataset, measured: set[int]) -
     if newest is None:
         raise SystemExit("nothing to follow")
     (table,) = newest.tables
-    recommender = Recommender(
-        tables=(TableSpec(name=table["name"], dim=table["dim"]),),
-        features=(FeatureSpec(name=table["name"], table=table["name"]),),
-        build=SumNetwork,
-    )
+    spec = TableSpec(name=table["name"], dim=table["dim"])
+    feature = FeatureSpec(name=spec.name, table=spec)
+    recommender = Recommender(build=lambda: SumModel((feature,), ()))
     evaluator = Evaluator(recommender, dataset, directory, num_shards=3)
     evaluator._model = type("NoModel", (), {"named_variables": {}})()
     sizes = []

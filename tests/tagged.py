@@ -5,7 +5,7 @@ import dataclasses
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
-from tests.builders import NUMERICS, SumNetwork
+from tests.builders import SumModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,10 +21,5 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         name="tags", table=TableSpec(name="tags", dim=3), ragged=True, combiner="sum"
     )
     c1 = FeatureSpec(name="C1", table=TableSpec(name="C1", dim=4))
-    return Recommender(
-        numerics=NUMERICS,
-        features=(tags,) if config.only_tags else (tags, c1),
-        build=SumNetwork,
-        model="tests.tagged",
-        config=config,
-    )
+    features = (tags,) if config.only_tags else (tags, c1)
+    return Recommender(build=lambda: SumModel(features, ()), model="tests.tagged", config=config)

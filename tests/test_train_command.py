@@ -36,8 +36,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from embedps.engine.recommender import Recommender
-from embedps.tables import FeatureSpec, TableSpec
+from embedps import ClickModel, Embeddings, FeatureSpec, Recommender, TableSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,28 +44,27 @@ class Config:
     narrow: int = dataclasses.field(default=2, metadata={"help": "floats of a row of tags"})
 
 
-class Network(tf.keras.Model):
-    def __init__(self):
-        super().__init__()
-        self._out = tf.keras.layers.Dense(1)
+class Own(ClickModel):
+    def __init__(self, narrow, label):
+        super().__init__(label=label)
+        ids, tags = TableSpec(name="ids", dim=5), TableSpec(name="tags", dim=narrow)
+        self.embeddings = Embeddings(
+            [
+                FeatureSpec(name="C1", table=ids),
+                FeatureSpec(name="C2", table=ids),
+                FeatureSpec(name="tags", table=tags, ragged=True, combiner="sqrtn"),
+            ]
+        )
+        self.out = tf.keras.layers.Dense(1)
 
-    def call(self, numerics, embeddings):
-        numerics = tf.where(tf.math.is_nan(numerics), 0.0, numerics)
-        return self._out(tf.concat([numerics, *embeddings.values()], axis=1))
+    def logits(self, features, *, training):
+        number = tf.where(tf.math.is_nan(features["I2"]), 0.0, features["I2"])[:, None]
+        rows = self.embeddings(features).values()
+        return self.out(tf.concat([number, *rows], axis=1))[:, 0]
 
 
 def make(config, dataset):
-    return Recommender(
-        tables=(TableSpec(name="ids", dim=5), TableSpec(name="tags", dim=config.narrow)),
-        features=(
-            FeatureSpec(name="C1", table="ids"),
-            FeatureSpec(name="C2", table="ids"),
-            FeatureSpec(name="tags", table="tags", ragged=True, combiner="sqrtn"),
-        ),
-        numerics=("I2",),
-        label=dataset.label,
-        build=Network,
-    )
+    return Recommender(build=lambda: Own(config.narrow, dataset.label))
 '''
 
 

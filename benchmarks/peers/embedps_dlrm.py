@@ -115,7 +115,7 @@ class Embedps:
         shuffle = settings.get("shuffle", True)
         dense = "sgd" if variant.kind == "sgd" else "adagrad"
         with self._cluster.scope():
-            self.network = model.network
+            self.network = model.model
             optimizer = make_dense_optimizer(dense, 0.01, self.network)
         train_unit = make_train_unit(
             model,

@@ -8,9 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from embedps.layers.embeddings import Embeddings
+from embedps.errors import UsageError
 from embedps.metrics import ClickMetrics
-from embedps.tables.groups import group_tables
 
 
 class ClickModel(tfrs.Model):
@@ -47,9 +46,13 @@ class ClickModel(tfrs.Model):
         """Computes the mean log loss of a batch, of examples times their weights.
 
         As in Keras, the mean is over the examples, and the scores count each example once.
+
+        Raises:
+          UsageError: `logits` returned something else than float32 [batch].
         """
         labels = features[self.label]
         logits = self.logits(features, training=training)
+        _check_logits(logits, labels)
         self._scores.update_state(labels, logits)
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
         return tf.reduce_mean(losses * features[self.weight] if self.weight else losses)
@@ -63,36 +66,21 @@ class ClickModel(tfrs.Model):
         return _flat(super().test_step(inputs))
 
 
-class NetworkModel(ClickModel):
-    """Predicts a click by a dense network that is called as `network(numerics, embeddings)`.
+def _check_logits(logits: Any, labels: Any) -> None:
+    """Checks what `logits` returned for labels.
 
-    The network returns logits, float32 [batch] or [batch, 1].
+    Raises:
+      UsageError: it is not float32 [batch].
     """
-
-    def __init__(self, network: tf.keras.Model, embeddings: Embeddings, *, label: str) -> None:
-        """Takes the parts.
-
-        Args:
-          network: the dense network.
-          embeddings: looks up its embeddings.
-          label: the column of 0 and 1.
-        """
-        super().__init__(label=label)
-        self.network = network
-        self.embeddings = embeddings
-        # The order in which such networks have always got them.
-        groups = group_tables(embeddings.tables, embeddings.features)
-        self._order = [feature.name for group in groups for feature in group.features]
-
-    def look_up(self, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        """Gives the embeddings as the network takes them: by group of tables."""
-        found = self.embeddings(features)
-        return {name: found[name] for name in self._order if name in found}
-
-    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
-        """Computes the logits of a batch, float32 [batch]."""
-        logits = self.network(features["numerics"], self.look_up(features), training=training)
-        return tf.reshape(logits, [-1])
+    came = f"a {type(logits).__name__}"
+    if isinstance(logits, tf.Tensor):
+        if logits.dtype == tf.float32 and logits.shape.is_compatible_with(labels.shape):
+            return
+        came = f"{logits.dtype.name} {list(logits.shape)} for labels {list(labels.shape)}"
+    raise UsageError(
+        f"logits must return float32 [batch] but returned {came}: end it with "
+        "tf.reshape(tf.cast(x, tf.float32), [-1])"
+    )
 
 
 def _flat(scores: dict[str, Any]) -> dict[str, Any]:

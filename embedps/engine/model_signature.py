@@ -104,7 +104,7 @@ def check_optimizer(
         return
     stored = [array.shape for array in read_dense(directory.file(manifest.dense)).values()]
     shapes = [tuple(v.shape) for v in model.variables]
-    optimizer_slots = [tuple(v.shape) for v in model.network.trainable_variables]
+    optimizer_slots = [tuple(v.shape) for v in model.model.trainable_variables]
     fitting = [
         each
         for each, n in NUM_OPTIMIZER_SLOTS.items()

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from embedps.errors import UsageError
-from embedps.tables import FeatureSpec, TableSpec
-from embedps.tables.specs import tables_of
 
 if TYPE_CHECKING:  # these import TensorFlow, which a model's flags do not wait for
     import tensorflow as tf
@@ -34,25 +32,15 @@ class Recommender:
       build: makes the model. It is called once per process, inside the strategy's scope. The model
         has one `embedps.Embeddings` layer and a loss: it is a `tfrs.Model`, or has its
         `compute_loss(features, training)`, or is a compiled `tf.keras.Model`. It gets a batch as a
-        dict of columns; a compiled model predicts the dataset's labels from the others.
-        Only gradients may update its variables: see `network_check`.
-        With `features`, it makes a dense network instead. That is called with numerics, float32
-        [batch, len(numerics)] where NaN means missing, and embeddings by feature name, float32
-        [batch, dim]. It returns logits, float32 [batch] or
-        [batch, 1]. If its call, or a layer's, takes `training`, that is True in training only.
-        It is trained by log loss. Losses that its layers add are minimized too.
+        dict of columns; a compiled model predicts the dataset's labels from the others. Losses that
+        its layers add are minimized too. Only gradients may update its variables: see
+        `network_check`.
       columns: those that the model reads, features and labels too; by default those that its loss
         or a metric depends on, which takes tracing it twice more.
       optimizer: makes the network's optimizer, any of `tf.keras.optimizers`. By default it is the
         one that the model is compiled with, or else the config's `dense_optimizer`.
       row_schedule: makes the schedule of the tables' learning rate over the run's steps, any of
         `tf.keras.optimizers.schedules`. By default it is the config's `sparse_learning_rate`.
-      tables: the embedding tables, if `build` makes a dense network. Those that features bring
-        along are added.
-      features: the columns of ids and the tables they are looked up in, if `build` makes a dense
-        network.
-      numerics: the columns of numbers, in the order in which such a network gets them.
-      label: such a network's column of 0 and 1.
       missing_id: the id that a null becomes; it has a row like any other id.
       wire_dtype: dtype of rows, the network's matrices and their gradients between workers and
         parameter servers, "float32" or "bfloat16"; both ends keep float32.
@@ -65,10 +53,6 @@ class Recommender:
     columns: tuple[str, ...] | None = None
     optimizer: Callable[[], Any] | None = None
     row_schedule: Callable[[], Any] | None = None
-    tables: tuple[TableSpec, ...] = ()
-    features: tuple[FeatureSpec, ...] = ()
-    numerics: tuple[str, ...] = ()
-    label: str = "label"
     missing_id: int = -1
     wire_dtype: str = "float32"
     model: str | None = None
@@ -81,10 +65,6 @@ class Recommender:
                 "a recommender's build must be a function that makes the model but got a "
                 f"{type(self.build).__qualname__}: write build=lambda: ..."
             )
-        if self.tables or self.features:
-            object.__setattr__(self, "tables", tables_of(self.features, self.tables))
-        if not self.label:
-            raise UsageError("a recommender must name its label's column")
         if not -(2**63) <= self.missing_id < 2**63:
             raise UsageError(f"missing_id must be a signed 64-bit number but got {self.missing_id}")
         check_wire_dtype(self.wire_dtype)

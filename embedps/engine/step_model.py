@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from embedps.data.columns import SAMPLE_ROWS, Columns
 from embedps.data.dataset import Dataset
-from embedps.data.dataset_metadata import LabelColumn
 from embedps.data.unit_reader import NUMERICS, Batch, UnitReader
 from embedps.engine import model_interface
-from embedps.engine.click_model import ClickModel, NetworkModel
+from embedps.engine.click_model import ClickModel
 from embedps.engine.corpus_metrics import (
     candidates_of,
     corpus_metrics,
@@ -23,7 +22,6 @@ from embedps.engine.corpus_metrics import (
     ranking,
 )
 from embedps.engine.metric_counts import MetricCounts
-from embedps.engine.network_interface import check_logits, check_network
 from embedps.engine.random_numbers import unseeded
 from embedps.engine.recommender import Recommender
 from embedps.engine.variable_names import name_variables
@@ -47,42 +45,35 @@ class StepModel:
       columns: the columns that a step reads.
     """
 
-    def __init__(self, recommender: Recommender, dataset: Dataset | None = None) -> None:
+    def __init__(self, recommender: Recommender, dataset: Dataset) -> None:
         """Makes the model and its variables; call it in the strategy's scope.
 
         Args:
           recommender: the declaration.
-          dataset: whose columns the model gets; not needed if the recommender declares features.
+          dataset: whose columns the model gets.
 
         Raises:
           UsageError: the model is not one that the engine can train, the dataset lacks a column
             that it reads, a label is of another task, or a variable has no values.
         """
         self.recommender = recommender
-        self.transforms = "" if dataset is None else dataset.transforms_digest
-        if recommender.features:
-            self.model: tf.keras.Model = _network_model(recommender)
-            self.columns = _declared_columns(recommender)
-        else:
-            self.model = recommender.build()
-            model_interface.check_model(self.model)
-            if dataset is None:
-                raise UsageError("a model without declared features must be built for a dataset")
-            self.columns = Columns.of(dataset, recommender.columns)
+        self.transforms = dataset.transforms_digest
+        self.model: tf.keras.Model = recommender.build()
+        model_interface.check_model(self.model)
+        self.columns = Columns.of(dataset, recommender.columns)
         self.embeddings: Embeddings = model_interface.find_embeddings(self.model)
         self.embeddings.is_served = True
         # All that the model may name; a step reads those that its loss depends on.
         self._offered = self.columns
-        if isinstance(self.model, ClickModel) and dataset is not None:
+        if isinstance(self.model, ClickModel):
             _check_binary(self.model.label, dataset)
         self._candidates = candidates_of(self.model)
         self._check_columns()
         self._make_variables()
-        if not recommender.features:
-            used = self._used_columns()  # traces the model: ids that are not columns are refused
-            if recommender.columns is None:
-                self.columns = self._kept(used)
-            self._check_call()
+        used = self._used_columns()  # traces the model: ids that are not columns are refused
+        if recommender.columns is None:
+            self.columns = self._kept(used)
+        self._check_call()
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
@@ -93,11 +84,6 @@ class StepModel:
     def features(self) -> tuple[FeatureSpec, ...]:
         """The features that the model looks up."""
         return self.embeddings.features
-
-    @property
-    def network(self) -> tf.keras.Model:
-        """The dense part: what a checkpoint holds besides the tables."""
-        return self.model.network if isinstance(self.model, NetworkModel) else self.model
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -391,12 +377,6 @@ class StepModel:
     def _make_variables(self) -> None:
         """Calls the model once, and forgets what its metrics counted."""
         batch, activations = self._sample(), self._sample_activations()
-        if isinstance(self.model, NetworkModel):
-            with self.embeddings.providing(activations):
-                rows = self.model.look_up(batch)
-                answer = self.network(batch[NUMERICS], rows, training=False)
-            self._check_shapes()
-            check_logits(answer, batch_rows=SAMPLE_ROWS)
         with self._explaining():
             self.loss(batch, activations, training=False)
         self._check_shapes()
@@ -466,22 +446,6 @@ class StepModel:
     def _kept(self, used: set[str]) -> Columns:
         """Gives the columns of some names; NUMERICS means all numerics."""
         return self._offered.keep(used | set(self._offered.numerics if NUMERICS in used else ()))
-
-
-def _network_model(recommender: Recommender) -> NetworkModel:
-    network = recommender.build()
-    check_network(network)
-    embeddings = Embeddings(recommender.features, tables=recommender.tables)
-    return NetworkModel(network, embeddings, label=recommender.label)
-
-
-def _declared_columns(recommender: Recommender) -> Columns:
-    return Columns(
-        labels=(LabelColumn(name=recommender.label, kind="binary"),),
-        numerics=recommender.numerics,
-        ids=tuple(f.name for f in recommender.features if not f.ragged),
-        id_lists=tuple(f.name for f in recommender.features if f.ragged),
-    )
 
 
 def _check_binary(name: str, dataset: Dataset) -> None:

@@ -6,11 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from embedps.data.arrow_errors import UNREADABLE
 from embedps.data.dataset import Dataset
-from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError, UsageError
 from embedps.run.cluster_config import NO_BOUND
 from embedps.run.config import TrainConfig
@@ -87,41 +83,6 @@ def _check_bucket(watched: Path) -> None:
         raise UsageError(f"--watch {watched} cannot be listed: {message}") from error
     if not found:
         raise UsageError(f"--watch {watched}: there is no bucket {str(bucket)!r}: make it first")
-
-
-def check_columns(recommender: Recommender, dataset: Dataset) -> None:
-    """Refuses a recommender that names columns which the dataset and its first file lack.
-
-    Raises:
-      UsageError: its label, a numeric column or a feature is not a column of the dataset.
-    """
-    if not recommender.features:
-        return  # the model tells which columns it reads when it is built
-    numerics = [column.name for column in dataset.numeric]
-    categoricals = [column.name for column in dataset.categorical]
-    try:
-        file = dataset.directory / dataset.split("train").files[0].path
-        columns = {dataset.label, *numerics, *categoricals, *pq.read_schema(file).names}
-    except (*UNREADABLE, IndexError):
-        return  # the reader reports a file that it cannot read, with its place
-    if recommender.label not in columns:
-        raise UsageError(
-            f"the recommender's label is column {recommender.label!r}, but the label of "
-            f"{dataset.directory} is {dataset.label!r}: pass label=dataset.label"
-            if dataset.label
-            else f"{dataset.directory} has no label, and the recommender reads "
-            f"{recommender.label!r}: declare one in its schema, and make the dataset again"
-        )
-    features = [feature.name for feature in recommender.features]
-    for kind, asked, names in (
-        ("numeric", recommender.numerics, numerics),
-        ("categorical", features, categoricals),
-    ):
-        if absent := [name for name in asked if name not in columns]:
-            raise UsageError(
-                f"{dataset.directory} has no column {absent[0]!r}, which the recommender reads: "
-                f"its {kind} columns are {', '.join(names) or 'none'}"
-            )
 
 
 def chief_task(config: TrainConfig) -> dict[str, Any] | None:

@@ -50,10 +50,20 @@ class RunConfig:
         """Makes the model over a dataset's columns.
 
         Raises:
-          UsageError: the module's `make` returns something else.
+          UsageError: the module's `make` returns something else, or gives a Recommender what it
+            does not take.
         """
         name = self.config.model or DEFAULT_MODEL
-        made = find_model(name).make(self.model_config, dataset)
+        try:
+            made = find_model(name).make(self.model_config, dataset)
+        except TypeError as error:
+            if f"{Recommender.__name__}.__init__()" not in str(error):
+                raise
+            raise UsageError(
+                f"--model {name}: make must return a Recommender of these fields, "
+                f"{', '.join(f.name for f in dataclasses.fields(Recommender))}, but {error}: "
+                "what build makes has its tables in an embedps.Embeddings layer"
+            ) from error
         if not isinstance(made, Recommender):
             raise UsageError(
                 f"{name}: make must return a Recommender but got {type(made).__name__}"

@@ -24,7 +24,6 @@ from embedps.metrics import Metrics
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
 from embedps.run.preparation import (
-    check_columns,
     check_dataset,
     check_watch,
     open_dataset,
@@ -130,7 +129,6 @@ class Trainer:
         """
         _check_kinds(recommender, dataset, config)
         check_dataset(dataset, config)
-        check_columns(recommender, dataset)
         check_watch(config)
         self._run = run_of(recommender, config)
         self._run_lock = RunLock(prepare_directory(config))
@@ -240,9 +238,9 @@ class Trainer:
         return self._setup.collection
 
     @property
-    def network(self) -> tf.keras.Model:
-        """The dense network, or the whole model if it looks its embeddings up by itself."""
-        return self._setup.model.network
+    def model(self) -> tf.keras.Model:
+        """The model that the recommender made."""
+        return self._setup.model.model
 
     @property
     def saver(self) -> CheckpointWriter:

@@ -136,7 +136,7 @@ def set_up(
     tf.keras.utils.set_random_seed(config.seed)
     with cluster.scope():
         model = StepModel(recommender, dataset)
-        network = model.network
+        network = model.model
         unchanged = check_step(
             model,
             cluster.strategy,

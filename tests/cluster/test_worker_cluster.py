@@ -101,7 +101,9 @@ def test_workers_without_ids_of_a_table_give_the_bits_of_replicas(
 ) -> None:
     """First neither worker has an id, then the first has none, and then the second."""
     untagged = [*range(192), *range(320, 384)]
-    bare = write_dataset(tmp_path / "set", train=(600,), evaluation=(50,), untagged=untagged)
+    bare = write_dataset(
+        tmp_path / "set", train=(600,), evaluation=(50,), untagged=untagged, whole=True
+    )
     check_bits(
         bare,
         tmp_path,
@@ -152,7 +154,7 @@ def check_bits(
     result = alone.fit()
     both = rows_of(restored.collection, tmp_path / "both")
     assert both == rows_of(alone.collection, tmp_path / "one")
-    for ours, theirs in zip(restored.network.variables, alone.network.variables, strict=True):
+    for ours, theirs in zip(restored.model.variables, alone.model.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     summary = json.loads((model_dir / "summary.json").read_text())
     assert summary["examples"] == dataset.split("train").rows

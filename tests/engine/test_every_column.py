@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import DatasetError, UsageError
 from models import dlrm
-from tests.builders import ROOT, SumNetwork, make_trainer
+from tests.builders import ROOT, SumModel, make_trainer
 from tests.every_column import EveryColumn, plain_losses, write_dataset
 
 layers, losses = tf.keras.layers, tf.keras.losses
@@ -340,12 +341,15 @@ def test_a_model_that_does_not_fit_its_columns_is_refused_in_one_line(
 def test_a_model_of_clicks_needs_a_binary_label(dataset: Dataset) -> None:
     message = "label of a model of clicks must be binary, but 'stars' of .* is declared as classes"
     spec = embedps.FeatureSpec(name="item", table=embedps.TableSpec(name="item", dim=2))
-    network = embedps.Recommender(build=SumNetwork, features=(spec,), label="stars")
-    for recommender in (dlrm.make(dlrm.Config(), dataset), network):
+    of = {
+        label: embedps.Recommender(build=functools.partial(SumModel, (spec,), (), label))
+        for label in ("stars", "bought")
+    }
+    for recommender in (dlrm.make(dlrm.Config(), dataset), of["stars"]):
         with pytest.raises(UsageError, match=message) as refused:
             StepModel(recommender, dataset)
         assert "\n" not in str(refused.value)
-    StepModel(dataclasses.replace(network, label="bought"), dataset)
+    StepModel(of["bought"], dataset)
 
 
 @pytest.mark.parametrize(

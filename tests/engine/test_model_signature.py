@@ -14,18 +14,21 @@ from embedps.checkpoint.format.dense import read_dense, write_dense
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.manifest_json import to_json
 from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
 from embedps.errors import DimMismatchError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.tables import FeatureSpec
 from embedps.training.trainer import Trainer
-from tests.builders import latest, make_dlrm, make_mixed, make_trainer, write_dataset
+from tests.builders import FEATURES, MIXED, SumModel, latest, make_dlrm, make_trainer, write_dataset
 
 KINDS = ("sgd", "adagrad", "adam")
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(100,))
+    return write_dataset(
+        tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(100,), whole=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def trained(tmp_path_factory, dataset) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     for kind in KINDS:
         make_trainer(dataset, folder / kind, dense_optimizer=kind).fit()
-    make_trainer(dataset, folder / "mixed", recommender=make_mixed()).fit()
+    make_trainer(dataset, folder / "mixed", recommender=MIXED).fit()
     return folder
 
 
@@ -77,37 +80,31 @@ def test_same_optimizer_resumes_and_the_evaluator_takes_any(
     assert np.isfinite(found[1].metrics.logloss)
 
 
-def change(**fields):
-    return lambda recommender: dataclasses.replace(recommender, **fields)
+def of_features(*features: FeatureSpec) -> Recommender:
+    return Recommender(build=lambda: SumModel(features))
 
 
-def change_features(make):
-    return lambda recommender: dataclasses.replace(
-        recommender, features=make(list(recommender.features))
-    )
-
-
+F = FEATURES
 CHANGES = {
-    "label": (change(label="I2", numerics=("I1",)), "the label's column is 'I2', .* has 'label'"),
-    "missing_id": (change(missing_id=-5), "the id of what is missing is -5, the checkpoint has -1"),
-    "order of numerics": (
-        change(numerics=("I2", "I1")),
-        "numeric column 0 is 'I2', the checkpoint has 'I1'",
+    "label": (
+        Recommender(build=lambda: SumModel(label="I2")),
+        "the label's column is '', the checkpoint has 'label'",
+    ),
+    "missing_id": (
+        dataclasses.replace(MIXED, missing_id=-5),
+        "the id of what is missing is -5, the checkpoint has -1",
     ),
     "fewer numerics": (
-        change(numerics=("I1",)),
+        dataclasses.replace(MIXED, columns=("label", "I1", *(f.name for f in F))),
         "numeric column 1 is none, the checkpoint has 'I2'",
     ),
-    "order of features": (
-        change_features(lambda f: (f[1], f[0], *f[2:])),
-        "feature 0 is .*'C2'.* has .*'C1'",
-    ),
+    "order of features": (of_features(F[1], F[0], *F[2:]), "feature 0 is .*'C2'.* has .*'C1'"),
     "table of a feature": (
-        change_features(lambda f: (f[0], FeatureSpec(name="C2", table="row"), *f[2:])),
+        of_features(F[0], FeatureSpec(name="C2", table="row"), *F[2:]),
         "feature 1 is .*'row'.* has .*'small'",
     ),
     "combiner": (
-        change_features(lambda f: (*f[:3], dataclasses.replace(f[3], combiner="sum"), f[4])),
+        of_features(*F[:3], dataclasses.replace(F[3], combiner="sum"), F[4]),
         "feature 3 is .*'sum'.* has .*'mean'",
     ),
 }
@@ -116,9 +113,8 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("who", ["trainer", "evaluator"])
 def test_model_of_other_columns_is_refused(tmp_path, dataset, trained, name, who):
-    other, message = CHANGES[name]
+    recommender, message = CHANGES[name]
     shutil.copytree(trained / "mixed", tmp_path / "m")
-    recommender = other(make_mixed())
     if who == "trainer":
         with pytest.raises(DimMismatchError, match=message):
             make_trainer(dataset, tmp_path / "m", recommender=recommender)
@@ -176,5 +172,5 @@ def test_variable_of_another_type_is_refused(tmp_path, dataset, trained):
 def test_checkpoint_that_says_nothing_of_its_columns_is_taken(tmp_path, dataset, trained):
     shutil.copytree(trained / "mixed", tmp_path / "m")
     rewrite(tmp_path / "m", model={})
-    other = dataclasses.replace(make_mixed(), missing_id=-5)
+    other = dataclasses.replace(MIXED, missing_id=-5)
     assert isinstance(make_trainer(dataset, tmp_path / "m", recommender=other), Trainer)

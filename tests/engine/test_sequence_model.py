@@ -12,7 +12,7 @@ from embedps.engine.step_model import StepModel
 from embedps.errors import DimMismatchError
 from embedps.layers.embeddings import Embeddings
 from embedps.tables import FeatureSpec, TableSpec
-from tests.builders import NUMERICS, make_trainer, write_dataset
+from tests.builders import SumModel, make_trainer, write_dataset
 from tests.tables.builders import ids, ragged
 
 LISTS = [[1, 2, 3, 4], [], [5]]
@@ -24,33 +24,36 @@ def _sequences(max_length=None):
     tags = FeatureSpec(
         name="tags", table=table, ragged=True, combiner="none", max_length=max_length
     )
-    return Recommender(
-        numerics=NUMERICS,
-        features=(FeatureSpec(name="C1", table=TableSpec(name="small", dim=3)), tags),
-        build=SequenceNetwork,
+    c1 = FeatureSpec(name="C1", table=TableSpec(name="small", dim=3))
+    return Recommender(build=lambda: SequenceModel((c1, tags), ()))
+
+
+class SequenceModel(SumModel):
+    """Reads the tags in their order, and attends to them if they are padded."""
+
+    def __init__(self, features, tables):
+        super().__init__(features, tables)
+        self.read = tf.keras.layers.GRU(5)
+        self.attend = tf.keras.layers.MultiHeadAttention(2, 3)
+
+    def rows(self, features):
+        found = self.embeddings(features)
+        tags = found["tags"]
+        parts = [found["C1"], self.read(tags)]
+        if not isinstance(tags, tf.RaggedTensor):
+            parts.append(tf.reduce_sum(self.attend(tags, tags), axis=1))
+        return tf.concat(parts, axis=1)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(
+        tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(100,), whole=True
     )
 
 
-class SequenceNetwork(tf.keras.Model):
-    """Reads the tags in their order, and attends to them if they are padded."""
-
-    def __init__(self):
-        super().__init__()
-        self._read = tf.keras.layers.GRU(5)
-        self._attend = tf.keras.layers.MultiHeadAttention(2, 3)
-        self._out = tf.keras.layers.Dense(1)
-
-    def call(self, numerics, embeddings):
-        tags = embeddings["tags"]
-        parts = [embeddings["C1"], self._read(tags)]
-        if not isinstance(tags, tf.RaggedTensor):
-            parts.append(tf.reduce_sum(self._attend(tags, tags), axis=1))
-        return self._out(tf.concat(parts, axis=1))
-
-
 @pytest.mark.parametrize("max_length", [None, 3])
-def test_sequences_train_and_resume_only_with_their_length(tmp_path, max_length):
-    dataset = write_dataset(tmp_path / "data", train=(600,), evaluation=(100,))
+def test_sequences_train_and_resume_only_with_their_length(tmp_path, dataset, max_length):
     recommender = _sequences(max_length)
     result = make_trainer(
         dataset, tmp_path / "m", recommender=recommender, epochs=4, eval="inline"
@@ -62,13 +65,13 @@ def test_sequences_train_and_resume_only_with_their_length(tmp_path, max_length)
         make_trainer(dataset, tmp_path / "m", recommender=_sequences(5))
 
 
-def test_signature_has_a_max_length_only_where_there_is_one():
-    features = signature_of(StepModel(_sequences(3)))["features"]
+def test_signature_has_a_max_length_only_where_there_is_one(dataset):
+    features = signature_of(StepModel(_sequences(3), dataset))["features"]
     assert features == [
         {"combiner": None, "name": "C1", "table": "small"},
         {"combiner": "none", "name": "tags", "table": "tags", "max_length": 3},
     ]
-    assert "max_length" not in signature_of(StepModel(_sequences()))["features"][1]
+    assert "max_length" not in signature_of(StepModel(_sequences(), dataset))["features"][1]
 
 
 @pytest.mark.parametrize("traced", [False, True])

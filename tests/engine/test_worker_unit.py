@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from embedps.engine.worker_group import WorkerGroup
 from embedps.engine.worker_unit import make_worker_unit
 from embedps.tables import FeatureSpec, MinCount, TableSpec
 from embedps.tables.collection import EmbeddingCollection
-from tests.builders import NUMERICS, SumNetwork, make_mixed, write_dataset
+from tests.builders import SumModel, write_dataset
 from tests.tables.builders import Rows, rows_of
 
 pytestmark = pytest.mark.slow
@@ -38,46 +40,36 @@ class _Alone(WorkerGroup):
         return values
 
 
-class _Normalized(SumNetwork):
-    """A network with moving statistics."""
+class _Normalized(SumModel):
+    """A model with moving statistics."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._norm = tf.keras.layers.BatchNormalization()
+        self.norm = tf.keras.layers.BatchNormalization()
 
-    def call(
-        self,
-        numerics: tf.Tensor,
-        embeddings: dict[str, tf.Tensor],
-        training: bool = False,
-    ) -> tf.Tensor:
-        known = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
-        rows = self._norm(tf.concat([*embeddings.values()], axis=1), training=training)
-        return self._out(tf.concat([known, rows], axis=1))
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        rows = self.norm(self.rows(features), training=training)
+        return self.last(tf.concat([self.numbers(features), rows], axis=1))[:, 0]
 
 
-def _admitting() -> Recommender:
-    return Recommender(
-        tables=(TableSpec(name="ids", dim=3, admission=MinCount(count=2)),),
-        features=(
-            FeatureSpec(name="C3", table="ids"),
-            FeatureSpec(name="tags", table="ids", ragged=True, combiner="sum"),
-        ),
-        numerics=NUMERICS,
-        build=SumNetwork,
-    )
+def _admitting() -> SumModel:
+    ids = TableSpec(name="ids", dim=3, admission=MinCount(count=2))
+    tags = FeatureSpec(name="tags", table="ids", ragged=True, combiner="sum")
+    return SumModel((FeatureSpec(name="C3", table=ids), tags), ())
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(300,), evaluation=(10,))
+    return write_dataset(
+        tmp_path_factory.mktemp("data") / "set", train=(300,), evaluation=(10,), whole=True
+    )
 
 
 def _train(
-    dataset: Dataset, recommender: Recommender, folder: Path, *, as_worker: bool
+    dataset: Dataset, build: Callable[[], SumModel], folder: Path, *, as_worker: bool
 ) -> tuple[dict[str, np.ndarray], Rows, list[np.ndarray]]:
     tf.keras.utils.set_random_seed(5)
-    model = StepModel(recommender, dataset)
+    model = StepModel(Recommender(build=build), dataset)
     optimizer = make_dense_optimizer("adam", 0.01, model.model)
     collection = EmbeddingCollection(
         model.tables,
@@ -100,13 +92,13 @@ def _train(
 
 
 @pytest.mark.parametrize(
-    "make",
-    [make_mixed, lambda: make_mixed(build=_Normalized), _admitting],
+    "build",
+    [SumModel, _Normalized, _admitting],
     ids=["two dims and lists", "moving statistics", "admission"],
 )
-def test_a_single_worker_trains_as_a_process_does(dataset, tmp_path, make):
-    counts, rows, weights = _train(dataset, make(), tmp_path / "w", as_worker=True)
-    expected = _train(dataset, make(), tmp_path / "p", as_worker=False)
+def test_a_single_worker_trains_as_a_process_does(dataset, tmp_path, build):
+    counts, rows, weights = _train(dataset, build, tmp_path / "w", as_worker=True)
+    expected = _train(dataset, build, tmp_path / "p", as_worker=False)
     assert counts.keys() == expected[0].keys()
     for name, value in expected[0].items():
         np.testing.assert_allclose(counts[name], value, rtol=1e-6, err_msg=name)

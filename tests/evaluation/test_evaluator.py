@@ -24,7 +24,7 @@ from embedps.run.summary import read_evaluations
 from embedps.tables import TableSpec
 from embedps.training.checkpoint_writer import CheckpointWriter
 from models import dlrm
-from tests.builders import ROOT, latest, make_dlrm, make_mixed, make_trainer, write_dataset
+from tests.builders import MIXED, ROOT, latest, make_dlrm, make_trainer, write_dataset
 from tests.tables.builders import ids, make_collection, train
 
 LEARN: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
@@ -32,7 +32,7 @@ LEARN: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.0
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700, 433))
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700, 433), whole=True)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_compaction_under_the_evaluator_costs_it_nothing(tmp_path, dataset):
 
 
 def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):
-    model: dict[str, Any] = {"recommender": make_mixed()}
+    model: dict[str, Any] = {"recommender": MIXED}
     trainer = make_trainer(dataset, tmp_path, **model)
     trainer.fit()
     evaluator = make_evaluator(dataset, tmp_path, **model)

@@ -18,7 +18,7 @@ from embedps.data.dataset import Dataset
 from embedps.evaluation import example_scores
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.summary import read_evaluations
-from tests.builders import TINY_DLRM, make_config, make_mixed, make_trainer, write_dataset
+from tests.builders import MIXED, TINY_DLRM, make_config, make_trainer, write_dataset
 from tests.disks import Disk
 
 
@@ -82,13 +82,12 @@ def test_the_totals_are_of_these_scores(
 
 
 def test_row_groups_hold_many_batches_of_lists_and_shared_tables(
-    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network names its columns in another order than the dataset."""
-    recommender = make_mixed(numerics=("I2", "I1"))
-    make_trainer(dataset, tmp_path / "m", recommender=recommender).fit()
+    dataset = write_dataset(tmp_path / "data", evaluation=(700, 433), whole=True)
+    make_trainer(dataset, tmp_path / "m", recommender=MIXED).fit()
     directory = CheckpointDirectory(tmp_path / "m")
-    evaluator = Evaluator(recommender, dataset, directory, batch_rows=64)
+    evaluator = Evaluator(MIXED, dataset, directory, batch_rows=64)
     evaluator.apply(directory.read(directory.numbers()[-1]))
     monkeypatch.setattr(example_scores, "_GROUP_ROWS", 500)
     done: list[int] = []
@@ -99,7 +98,7 @@ def test_row_groups_hold_many_batches_of_lists_and_shared_tables(
     assert done[-1] == 1133
     groups = pq.ParquetFile(file).metadata
     assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [512, 508, 113]
-    loaded = embedps.load(tmp_path / "m", recommender=recommender, data=dataset.directory)
+    loaded = embedps.load(tmp_path / "m", recommender=MIXED, data=dataset.directory)
     want = loaded.predict(split_of(dataset))["score"]
     np.testing.assert_array_equal(pq.read_table(file)["score"].to_numpy(), want)
 

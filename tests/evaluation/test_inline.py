@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,17 @@ from benchmarks import row_visits
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.summary import read_evaluations
 from tests import two_tasks
 from tests.builders import (
     ROOT,
-    SumNetwork,
+    SumModel,
     latest,
     make_config,
     make_dlrm,
-    make_mixed,
     make_trainer,
     write_dataset,
 )
@@ -37,7 +38,7 @@ SAME = ("number", "step", "examples", "auc", "logloss", "normalized_entropy", "c
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=EVALUATION)
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=EVALUATION, whole=True)
 
 
 def sidecar_scores(dataset: Dataset, model_dir: Path) -> dict[str, Any]:
@@ -64,19 +65,19 @@ def test_scores_are_those_of_the_sidecar(tmp_path, dataset, num_workers):
     assert len(shown) == 4
 
 
-class Projected(SumNetwork):
+class Projected(SumModel):
     """Has a constant that is drawn at random, and is no variable: no checkpoint has it."""
 
     def __init__(self) -> None:
         super().__init__()
         self._mix = np.random.normal(size=2).astype(np.float32)
 
-    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
-        return super().call(numerics * self._mix, embeddings)
+    def numbers(self, features: Mapping[str, Any]) -> tf.Tensor:
+        return super().numbers(features) * self._mix
 
 
 def test_constant_that_a_network_draws_is_the_same_in_the_evaluators_process(tmp_path, dataset):
-    recommender = make_mixed(build=Projected)
+    recommender = Recommender(build=Projected)
     fields: dict[str, Any] = {"eval": "inline", "seed": 3}
     make_trainer(dataset, tmp_path, recommender=recommender, **fields).fit()
     (inline,) = read_evaluations(tmp_path)
@@ -163,7 +164,7 @@ import embedps
 import tensorflow as tf
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
-from tests.builders import make_trainer
+from tests.builders import SumModel, make_trainer
 from tests.evaluation.test_inline import RECOMMENDERS, digest
 
 data, model_dir = map(Path, sys.argv[1:3])

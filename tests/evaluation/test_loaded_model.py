@@ -13,7 +13,7 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.metrics import Accumulator, click_scores, count
 from models import dlrm
-from tests.builders import TINY_DLRM, latest, make_config, make_mixed, make_trainer, write_dataset
+from tests.builders import MIXED, TINY_DLRM, latest, make_config, make_trainer, write_dataset
 
 
 def scores_of(totals):
@@ -76,10 +76,10 @@ def test_what_is_missing_or_never_seen_is_scored(run: tuple[Path, Any]) -> None:
     assert empty["score"].shape == (0,)
 
 
-def test_lists_of_ids_are_scored(tmp_path: Path, dataset: Dataset) -> None:
-    trainer = make_trainer(dataset, tmp_path, recommender=make_mixed())
-    trainer.fit()
-    model = embedps.load(tmp_path, recommender=make_mixed(), data=dataset.directory)
+def test_lists_of_ids_are_scored(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", whole=True)
+    make_trainer(dataset, tmp_path / "m", recommender=MIXED).fit()
+    model = embedps.load(tmp_path / "m", recommender=MIXED, data=dataset.directory)
     table = features(dataset).slice(0, 50)
     whole = model.predict(table)["score"]
     records = table.to_pydict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import itertools
 import re
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.planning.plan import Plan, WorkersPlan, make_plan
 from embedps.planning.plan_config import PlanConfig
@@ -34,7 +36,7 @@ from embedps.tables.byte_limits import limited_bytes, limited_row_bytes
 from embedps.training.trainer import Trainer
 from embedps.training.training_setup import TrainingSetup, set_up
 from models import dlrm
-from tests.builders import ROOT, make_mixed, write_dataset
+from tests.builders import MIXED, ROOT, TABLES, SumModel, write_dataset
 
 MODEL = dlrm.Config(embedding_dim=8, bottom_mlp=(64, 32), top_mlp=(64,))
 WITHIN = 0.10
@@ -54,7 +56,7 @@ def run_config(directory: Path, name: str, **options) -> TrainConfig:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("plan")
-    write_dataset(directory / "data", train=(9000, 9001), row_group_rows=3000)
+    write_dataset(directory / "data", train=(9000, 9001), row_group_rows=3000, whole=True)
     return directory
 
 
@@ -184,13 +186,12 @@ def shown(plan: Plan, asked: PlanConfig) -> str:
 
 @pytest.mark.parametrize("rows", [0, 1500, 9000])
 def test_rows_and_bytes_follow_the_limit_of_a_server(folder, dataset, rows):
-    least = sum(limited_bytes(table, 0) for table in make_mixed().tables)
-    (table,) = (table for table in make_mixed().tables if table.name == "row")
-    limit = least + rows * limited_row_bytes(table)
+    least = sum(limited_bytes(table, 0) for table in TABLES)
+    limit = least + rows * limited_row_bytes(TABLES[-1])
     config = run_config(folder, f"limit-{rows}", max_server_bytes=limit)
     asked = PlanConfig(measure=False)
-    plan = make_plan(make_mixed(), dataset, config, asked)
-    trainer = Trainer(make_mixed(), dataset, config)
+    plan = make_plan(MIXED, dataset, config, asked)
+    trainer = Trainer(MIXED, dataset, config)
     trainer.fit()
     stats, displaced = trainer.collection.stats(), trainer.collection.eviction_stats()
     for each in plan.tables:
@@ -222,18 +223,14 @@ def test_a_server_limit_that_is_not_reached_changes_nothing(folder, dataset, pla
 def test_a_server_limit_below_the_first_rows_is_refused(folder, dataset):
     config = run_config(folder, "unused", max_server_bytes=1000)
     with pytest.raises(UsageError, match=r"max_server_bytes must be at least .* but got 1000"):
-        make_plan(make_mixed(), dataset, config, PlanConfig(measure=False))
+        make_plan(MIXED, dataset, config, PlanConfig(measure=False))
 
 
 def test_rows_and_bytes_follow_a_tables_own_limits(folder, dataset):
     least = 65536 + 1024 * limited_row_bytes(TableSpec(name="row", dim=3))
     for size in (SizeLimit(max_rows=2000), SizeLimit(max_bytes=least + 300_000)):
-        recommender = make_mixed()
-        tables = tuple(
-            dataclasses.replace(t, eviction=(size,)) if t.name == "row" else t
-            for t in recommender.tables
-        )
-        recommender = dataclasses.replace(recommender, tables=tables)
+        tables = (*TABLES[:-1], dataclasses.replace(TABLES[-1], eviction=(size,)))
+        recommender = Recommender(build=functools.partial(SumModel, tables=tables))
         config = run_config(folder, f"own-{size.max_rows}")
         plan = make_plan(recommender, dataset, config, PlanConfig(measure=False))
         trainer = Trainer(recommender, dataset, config)

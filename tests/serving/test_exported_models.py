@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from models import (
     wide_deep,
 )
 from tests import every_column, shipped
-from tests.builders import SumNetwork, latest, make_mixed, make_trainer, write_dataset
+from tests.builders import MIXED, SumModel, latest, make_trainer, write_dataset
 from tests.models import planted_interactions
 from tests.processors import check_stock
 from tests.serving.builders import Tensors, ask, evaluated, examples, split_of, tensors
@@ -46,6 +47,7 @@ EXPERTS: dict[str, Any] = {"embedding_dim": 4, "expert_mlp": (8,), "tower_mlp": 
 def recommenders(directory: Path) -> dict[str, tuple[Recommender, Dataset]]:
     """Each model with a dataset: numbers and ids, ids and lists only, several labels, histories."""
     clicks = write_dataset(directory / "clicks", train=(512,), evaluation=(300,))
+    whole = write_dataset(directory / "whole", train=(512,), evaluation=(300,), whole=True)
     genres = shipped.write_dataset("movielens_genres", directory / "genres")
     every = every_column.write_dataset(directory / "every", train=512, evaluation=300)
     users = planted_interactions.write_dataset(directory / "users")
@@ -64,7 +66,6 @@ def recommenders(directory: Path) -> dict[str, tuple[Recommender, Dataset]]:
         "fm": fm.make(fm.Config(embedding_dim=4), clicks),
         "wide_deep": wide_deep.make(wide_deep.Config(**DEEP), clicks),
         "dcn_v2": dcn_v2.make(dcn_v2.Config(**DEEP, cross_layers=2), clicks),
-        "own": make_mixed(),
     }
     narrow: dict[str, Any] = {"embedding_dim": 4, "top_mlp": (8,)}
     of_genres = {
@@ -77,7 +78,13 @@ def recommenders(directory: Path) -> dict[str, tuple[Recommender, Dataset]]:
             genres,
         ),
     }
-    datasets = ((of_clicks, clicks), (of_genres, genres), (of_labels, every), (retrieval, users))
+    datasets = (
+        ({"own": MIXED}, whole),
+        (of_clicks, clicks),
+        (of_genres, genres),
+        (of_labels, every),
+        (retrieval, users),
+    )
     return {name: (each, data) for found, data in datasets for name, each in found.items()}
 
 
@@ -182,17 +189,16 @@ def test_what_is_left_out_comes_last() -> None:
     assert named.top_k(tf.constant([[0.0, 0.0, 1.0]]), None)["ids"].numpy() == [[b"c"]]
 
 
-class CallsPython(SumNetwork):
-    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
-        x = super().call(numerics, embeddings)
+class CallsPython(SumModel):
+    def rows(self, features: Mapping[str, Any]) -> tf.Tensor:
+        x = super().rows(features)
         return tf.ensure_shape(tf.numpy_function(lambda v: v, [x], tf.float32), x.shape)
 
 
 def test_a_model_that_calls_python_is_refused_by_name(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "set", train=(200,), evaluation=(100,))
-    trained = make_mixed()
-    make_trainer(dataset, tmp_path / "m", recommender=trained).fit()
-    refused = make_mixed(build=CallsPython)
+    dataset = write_dataset(tmp_path / "set", train=(200,), evaluation=(100,), whole=True)
+    make_trainer(dataset, tmp_path / "m", recommender=MIXED).fit()
+    refused = Recommender(build=CallsPython)
     directory = CheckpointDirectory(tmp_path / "m")
     number = latest(tmp_path / "m").number
     with pytest.raises(UsageError, match=r"needs \w*PyFunc\w*, which calls Python") as error:

@@ -28,7 +28,7 @@ from embedps.tables import FeatureSpec, TableSpec
 from embedps.training.callbacks import RunControl
 from embedps.training.trainer import Trainer
 from tests import every_column, tagged, two_tasks
-from tests.builders import NUMERICS, make_dlrm, make_trainer, write_dataset
+from tests.builders import SumModel, make_dlrm, make_trainer, write_dataset
 from tests.training.test_replicas import FIELDS, assert_same_checkpoint, dense_of
 
 SERVERS = WORKERS = 2
@@ -52,30 +52,24 @@ class Noted:
             run.stop("enough")
 
 
-class Attention(tf.keras.Model):
+class Attention(SumModel):
     """Attends to the rows of the last tags, which are padded."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._attend = tf.keras.layers.MultiHeadAttention(2, 3)
-        self._out = tf.keras.layers.Dense(1)
+        tags = FeatureSpec(
+            name="tags",
+            table=TableSpec(name="tags", dim=4),
+            ragged=True,
+            combiner="none",
+            max_length=3,
+        )
+        super().__init__((FeatureSpec(name="C1", table=TableSpec(name="C1", dim=3)), tags), ())
+        self.attend = tf.keras.layers.MultiHeadAttention(2, 3)
 
-    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
-        tags = embeddings["tags"]
-        attended = tf.reduce_sum(self._attend(tags, tags), axis=1)
-        return self._out(tf.concat([embeddings["C1"], attended], axis=1))
-
-
-def make_attention() -> Recommender:
-    tags = FeatureSpec(
-        name="tags",
-        table=TableSpec(name="tags", dim=4),
-        ragged=True,
-        combiner="none",
-        max_length=3,
-    )
-    c1 = FeatureSpec(name="C1", table=TableSpec(name="C1", dim=3))
-    return Recommender(numerics=NUMERICS, features=(c1, tags), build=Attention)
+    def rows(self, features: Mapping[str, Any]) -> tf.Tensor:
+        found = self.embeddings(features)
+        attended = tf.reduce_sum(self.attend(found["tags"], found["tags"]), axis=1)
+        return tf.concat([found["C1"], attended], axis=1)
 
 
 class Cases:
@@ -86,7 +80,9 @@ class Cases:
 
     def __init__(self, directory: Path) -> None:
         self.every = every_column.write_dataset(directory / "every", train=600, evaluation=100)
-        self.clicks = write_dataset(directory / "clicks", train=(400, 230), evaluation=(200,))
+        self.clicks = write_dataset(
+            directory / "clicks", train=(400, 230), evaluation=(200,), whole=True
+        )
         self.visits = row_visits.write_dataset(
             directory / "visits", train=(400, 230), evaluation=(100,)
         )
@@ -95,10 +91,11 @@ class Cases:
             train=(400, 230),
             evaluation=(100,),
             untagged=[*range(200), *range(400, 500)],
+            whole=True,
         )
         self.models: dict[str, tuple[Recommender, Dataset, dict[str, Any]]] = {
             "weights": (Recommender(build=every_column.EveryColumn), self.every, {}),
-            "sequences": (make_attention(), self.clicks, {}),
+            "sequences": (Recommender(build=Attention), self.clicks, {}),
             "no tags": (tagged.make(tagged.Config(only_tags=True), bare), bare, {}),
             "rounded": (
                 make_dlrm(

@@ -40,7 +40,7 @@ def after_a_step(
     found = trainer.collection.lookup({"C1": tf.constant(ids)}, insert=False, partial=True)
     rows = trainer.collection.combine(found)["C1"]
     assert isinstance(rows, tf.Tensor)
-    return rows.numpy(), [w.numpy() for w in trainer.network.trainable_weights]
+    return rows.numpy(), [w.numpy() for w in trainer.model.trainable_weights]
 
 
 def test_a_step_is_that_of_gradients_scaled_down(tmp_path: Path, dataset: Dataset) -> None:

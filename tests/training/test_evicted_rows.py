@@ -18,13 +18,13 @@ from embedps.checkpoint.evicted_directory import FIRST_FIELDS, EvictedDirectory
 from embedps.errors import UsageError
 from embedps.tables.byte_limits import evicted_bytes, limited_bytes
 from embedps.tables.groups import group_tables
-from tests.builders import ROOT, latest, make_mixed, make_trainer, write_dataset
+from tests.builders import FEATURES, MIXED, ROOT, TABLES, latest, make_trainer, write_dataset
 from tests.checkpoint.readers import read_chain
 from tests.forks import arm, is_killed
 from tests.tables.builders import constant, ids, make_collection, make_table, train
 
-GROUPS = group_tables(make_mixed().tables, make_mixed().features)
-LEAST = sum(limited_bytes(table, 0) for table in make_mixed().tables)
+GROUPS = group_tables(TABLES, FEATURES)
+LEAST = sum(limited_bytes(table, 0) for table in TABLES)
 LEAST += sum(evicted_bytes(GROUPS, keeps_evicted=True).values())
 
 
@@ -105,7 +105,7 @@ def fit(dataset, tmp_path, epochs, **fields):
     trainer = make_trainer(
         dataset,
         tmp_path / "model",
-        recommender=make_mixed(),
+        recommender=MIXED,
         epochs=epochs,
         evicted_rows=str(tmp_path / "evicted"),
         **fields,
@@ -114,7 +114,7 @@ def fit(dataset, tmp_path, epochs, **fields):
 
 
 def test_a_run_keeps_what_it_evicts_and_a_resume_removes_what_it_restores(tmp_path):
-    dataset = write_dataset(tmp_path / "data", train=(6000,))
+    dataset = write_dataset(tmp_path / "data", train=(6000,), whole=True)
     first = fit(dataset, tmp_path, 1, max_server_bytes=LEAST)
     evicted = tmp_path / "evicted"
     counts = first["evicted_rows"]
@@ -166,11 +166,11 @@ def test_a_claim_that_was_killed_is_taken_up(tmp_path):
 
 PROGRAM = """
 import sys
-from tests.builders import make_mixed, make_trainer
+from tests.builders import MIXED, make_trainer
 from embedps.data.dataset import Dataset
 root, limit = sys.argv[1:]
 make_trainer(
-    Dataset.open(f"{root}/data"), f"{root}/model", recommender=make_mixed(), delta_steps=20,
+    Dataset.open(f"{root}/data"), f"{root}/model", recommender=MIXED, delta_steps=20,
     evicted_rows=f"{root}/evicted", max_server_bytes=int(limit),
 ).fit()
 """
@@ -178,7 +178,7 @@ make_trainer(
 
 @pytest.mark.slow
 def test_after_kills_each_row_that_the_checkpoint_lacks_is_in_a_committed_file(tmp_path):
-    write_dataset(tmp_path / "data", train=(6000,))
+    write_dataset(tmp_path / "data", train=(6000,), whole=True)
     program = [sys.executable, "-c", PROGRAM, str(tmp_path), str(LEAST)]
     # Where it dies: a shard's file of rows or of evicted rows is about to get its name.
     for fault in ("row_file.rename:4", "row_file.rename:2", ""):

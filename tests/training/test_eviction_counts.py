@@ -5,8 +5,9 @@ import time
 
 import numpy as np
 
+from embedps.engine.recommender import Recommender
 from embedps.tables import TimeToLive
-from tests.builders import make_mixed, make_trainer, write_dataset
+from tests.builders import TABLES, SumModel, make_trainer, write_dataset
 from tests.tables.builders import ids, make_collection, make_table, train
 
 
@@ -21,12 +22,9 @@ def evict_more_than(before, collection, *, secs: float) -> bool:
 
 
 def test_a_row_that_goes_is_counted_by_one_run(tmp_path, monkeypatch):
-    dataset = write_dataset(tmp_path / "data", train=(6000,))
-    recommender = make_mixed()
-    aged = tuple(
-        dataclasses.replace(table, eviction=(TimeToLive(steps=1),)) for table in recommender.tables
-    )
-    recommender = dataclasses.replace(recommender, tables=aged)
+    dataset = write_dataset(tmp_path / "data", train=(6000,), whole=True)
+    aged = [dataclasses.replace(table, eviction=(TimeToLive(steps=1),)) for table in TABLES]
+    recommender = Recommender(build=lambda: SumModel(tables=aged))
 
     def make(epochs: int):
         return make_trainer(dataset, tmp_path / "model", recommender=recommender, epochs=epochs)

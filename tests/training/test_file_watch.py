@@ -29,7 +29,7 @@ from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables import TableSpec, TimeToLive
 from embedps.training import file_watch, training_loop
 from embedps.training.file_watch import FileWatch
-from tests.builders import latest, make_config, make_mixed, write_dataset
+from tests.builders import MIXED, TABLES, SumModel, latest, make_config, write_dataset
 from tests.commands import SMALL, finish, read_until, summary_of, train
 from tests.tables.builders import rows_of
 
@@ -68,7 +68,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700,))
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700,), whole=True)
 
 
 def test_files_are_taken_once_in_order(tmp_path: Path, dataset: Dataset) -> None:
@@ -234,14 +234,14 @@ def test_mistakes_are_one_line(
         dataset, tmp_path / "m", **{"watch": str(tmp_path), "eval": "none", **options}
     )
     with pytest.raises(UsageError, match=message) as error:
-        embedps.Trainer(make_mixed(), dataset, config)
+        embedps.Trainer(MIXED, dataset, config)
     assert "\n" not in str(error.value)
 
 
 def test_a_bucket_must_be_there(s3_bucket: str, tmp_path: Path, dataset: Dataset) -> None:
     config = make_config(dataset, tmp_path / "m", watch="s3://no-such-bucket/in", eval="none")
     with pytest.raises(UsageError, match="there is no bucket 's3://no-such-bucket'"):
-        embedps.Trainer(make_mixed(), dataset, config)
+        embedps.Trainer(MIXED, dataset, config)
 
 
 def test_files_wait_until_their_turn_is_near(tmp_path: Path, dataset: Dataset) -> None:
@@ -400,7 +400,7 @@ def test_a_run_goes_on_without_files_that_are_gone(
         Arrival(path=f"{name}.parquet", row_groups=(1500,)) for name in ("gone", "short", "wrong")
     ]
     Arrivals(tmp_path / "m").append(arrived)
-    trainer = embedps.Trainer(make_mixed(), dataset, config)
+    trainer = embedps.Trainer(MIXED, dataset, config)
     ledger = trainer.ledger
     assert isinstance(ledger, WatchLedger)
     watched.put(tmp_path / "wrong", "wrong.parquet")
@@ -440,7 +440,7 @@ def test_a_files_line_comes_before_those_of_its_units(
     monkeypatch.setattr(training_loop, "_SLOW_POLL_SECS", 1e6)  # only a unit's line brings news
     watched = Watched(tmp_path / "w", dataset)
     fields = {"watch": str(watched.folder), "eval": "none", "log_secs": 1e-3}
-    trainer = embedps.Trainer(make_mixed(), dataset, make_config(dataset, tmp_path / "m", **fields))
+    trainer = embedps.Trainer(MIXED, dataset, make_config(dataset, tmp_path / "m", **fields))
     ledger = trainer.ledger
     assert isinstance(ledger, WatchLedger)
     take_file, shown, trained = ledger.take_file, "", threading.Event()
@@ -476,11 +476,10 @@ def test_a_files_line_comes_before_those_of_its_units(
 
 def test_event_time_goes_by_the_files(tmp_path: Path, dataset: Dataset) -> None:
     """A file from the far future moves no clock, so it empties no table; later files age rows."""
-    timed = dataclasses.replace(dataset, timestamp="row")  # a row per millisecond
+    timed = dataclasses.replace(dataset, keys=(), timestamp="row")  # a row per millisecond
     age = (TimeToLive(event_secs=4),)
-    made = make_mixed()
-    table = TableSpec(name="row", dim=3, eviction=age)
-    recommender = dataclasses.replace(made, tables=(*made.tables[:-1], table))
+    tables = (*TABLES[:-1], TableSpec(name="row", dim=3, eviction=age))
+    recommender = embedps.Recommender(build=lambda: SumModel(tables=tables))
     folder = tmp_path / "in"
     folder.mkdir()
     untimed = pq.read_table(dataset.paths("train")[0])

@@ -25,11 +25,10 @@ from models import dlrm
 from tests.builders import (
     ROOT,
     TINY_DLRM,
-    SumNetwork,
+    SumModel,
     make_config,
     make_dlrm,
     make_listed,
-    make_mixed,
     write_dataset,
 )
 from tests.commands import environment, evaluations_of, summary_of, train, wait_until_gone
@@ -62,31 +61,26 @@ if __name__ == "__main__":
 OWN = """
 import sys
 import tensorflow as tf
+from embedps import ClickModel, Embeddings
 from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.run.config import TrainConfig
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
-from embedps.tables import FeatureSpec, TableSpec
 from embedps.training.trainer import Trainer
 
 
-class Network(tf.keras.Model):
-    def __init__(self):
-        super().__init__()
+class Own(ClickModel):
+    def __init__(self, label):
+        super().__init__(label=label)
+        self.embeddings = Embeddings({"C1": 3})
         self.out = tf.keras.layers.Dense(1)
 
-    def call(self, numerics, embeddings):
-        return self.out(tf.concat(list(embeddings.values()), axis=1))
+    def logits(self, features, *, training):
+        return self.out(self.embeddings(features)["C1"])[:, 0]
 
 
 def make(config, dataset):
-    return Recommender(
-        tables=(TableSpec(name="ids", dim=3),),
-        features=(FeatureSpec(name="C1", table="ids"),),
-        numerics=(),
-        label=dataset.label,
-        build=Network,
-    )
+    return Recommender(build=lambda: Own(dataset.label))
 
 
 if __name__ == "__main__":
@@ -132,7 +126,7 @@ def make(config, dataset):
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", whole=True)
 
 
 @pytest.fixture(scope="module")
@@ -295,14 +289,14 @@ def test_model_that_no_other_process_can_get_is_refused_before_anything_is_train
 ):
     lock = threading.Lock()
 
-    class Locked(SumNetwork):
+    class Locked(SumModel):
         held = lock
 
     def build():
         with lock:
             return Locked()
 
-    unsendable = make_mixed(build=build)
+    unsendable = embedps.Recommender(build=build)
     config = make_config(dataset, tmp_path, eval="sidecar")
     with pytest.raises(UsageError, match=r"cannot be sent there \(TypeError: .*lock.*\): put the"):
         Trainer(unsendable, dataset, config).fit()

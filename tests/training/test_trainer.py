@@ -29,7 +29,7 @@ from embedps.storage.file_lock import RUN_LOCK_NAME
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import Trainer
 from models import dlrm
-from tests.builders import TINY_DLRM, latest, make_dlrm, make_mixed, make_trainer, write_dataset
+from tests.builders import MIXED, TINY_DLRM, latest, make_dlrm, make_trainer, write_dataset
 from tests.checkpoint.readers import read_chain, read_row_file
 
 
@@ -37,7 +37,10 @@ from tests.checkpoint.readers import read_chain, read_row_file
 def dataset(tmp_path_factory) -> Dataset:
     """Uneven shards with odd row groups, that no unit size divides."""
     return write_dataset(
-        tmp_path_factory.mktemp("data") / "set", train=(2300, 911, 1), row_group_rows=330
+        tmp_path_factory.mktemp("data") / "set",
+        train=(2300, 911, 1),
+        row_group_rows=330,
+        whole=True,
     )
 
 
@@ -172,7 +175,7 @@ def test_each_example_is_trained_on_once_an_epoch(tmp_path, dataset, num_workers
     trainer = make_trainer(
         dataset,
         tmp_path,
-        recommender=make_mixed(),
+        recommender=MIXED,
         epochs=2,
         num_workers=num_workers,
         num_shards=num_shards,
@@ -203,7 +206,7 @@ def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
     """Two dims, a multi-hot feature, a table of two features: by the public API alone."""
     summary = (
         Trainer(
-            make_mixed(),
+            MIXED,
             dataset,
             TrainConfig.from_options(
                 data=str(dataset.directory),
@@ -231,7 +234,7 @@ def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
-@pytest.mark.parametrize(("make", "num_groups"), [(make_dlrm, 1), (lambda _: make_mixed(), 2)])
+@pytest.mark.parametrize(("make", "num_groups"), [(make_dlrm, 1), (lambda _: MIXED, 2)])
 def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
     dataset, make, num_groups, num_shards
 ):
@@ -242,7 +245,7 @@ def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
     )
     unit: Any = make_train_unit(
         model,
-        make_dense_optimizer("adagrad", 0.1, model.network),
+        make_dense_optimizer("adagrad", 0.1, model.model),
         collection,
         cluster.strategy,
         model.input(batch_rows=64, shuffle_rows=0),
@@ -276,7 +279,7 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
         assert trainer._notices.stop.wait(60)
 
     cluster = StoppingCluster(after=3, action=send)
-    fields: dict[str, Any] = {"recommender": make_mixed(), "epochs": 2, "unit_rows": 128}
+    fields: dict[str, Any] = {"recommender": MIXED, "epochs": 2, "unit_rows": 128}
     trainer = make_trainer(dataset, tmp_path, cluster=cluster, **fields)
     first = trainer.fit().summary
     assert not first["finished"]
@@ -306,7 +309,7 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
 def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it(tmp_path, dataset):
     """A checkpoint is cut while two units run; the run dies; the next one starts from it."""
     fields: dict[str, Any] = {
-        "recommender": make_mixed(),
+        "recommender": MIXED,
         "epochs": 2,
         "unit_rows": 128,
         "num_workers": 2,
@@ -432,7 +435,7 @@ def test_run_resumes_on_another_number_of_shards(tmp_path, dataset):
 
 
 def test_base_and_deltas_equal_a_full_save_after_a_quiet_point(tmp_path, dataset):
-    fields: dict[str, Any] = {"recommender": make_mixed(), "num_shards": 2, "num_workers": 2}
+    fields: dict[str, Any] = {"recommender": MIXED, "num_shards": 2, "num_workers": 2}
     model_dir = tmp_path / "model"
     make_trainer(dataset, model_dir, epochs=1, **fields).fit()
     trainer = make_trainer(dataset, model_dir, epochs=2, **fields)

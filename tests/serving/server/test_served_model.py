@@ -19,7 +19,7 @@ from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.requests import concatenate
-from tests.builders import make_mixed, make_trainer
+from tests.builders import MIXED, make_trainer, write_dataset
 from tests.serving.builders import split_of, tensors
 from tests.serving.server.builders import (
     Client,
@@ -211,13 +211,14 @@ def test_fuzzed_requests_are_refused_and_the_server_lives(replay: Replay, datase
         client.close()
 
 
-def test_lists_are_scored(tmp_path: Path, dataset: Dataset) -> None:
-    make_trainer(dataset, tmp_path, recommender=make_mixed()).fit()
-    directory = CheckpointDirectory(tmp_path)
+def test_lists_are_scored(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "data", whole=True)
+    make_trainer(dataset, tmp_path / "m", recommender=MIXED).fit()
+    directory = CheckpointDirectory(tmp_path / "m")
     manifest = directory.read(directory.numbers()[-1])
-    live = LiveModel(make_mixed(), dataset, directory, manifest)
+    live = LiveModel(MIXED, dataset, directory, manifest)
     table = split_of(dataset).slice(0, 300)
-    loaded = embedps.load(tmp_path, recommender=make_mixed(), data=dataset.directory)
+    loaded = embedps.load(tmp_path / "m", recommender=MIXED, data=dataset.directory)
     requests = [
         live.format.request(tensors(table.slice(first, rows), (*COLUMNS, "tags", "row")))
         for first, rows in ((0, 7), (7, 1), (8, 292))

@@ -229,7 +229,7 @@ def make_model(
     tf.keras.utils.set_random_seed(5)
     with cluster.scope():
         step = StepModel(make_dlrm(dataset, min_count=min_count), dataset)
-        network = step.network
+        network = step.model
         optimizer = make_dense_optimizer(kind, 0.05, network)
     collection = EmbeddingCollection(
         step.tables,

@@ -31,7 +31,7 @@ def main(directory: CheckpointDirectory, dataset: Dataset, measured: set[int]) -
         raise SystemExit("nothing to follow")
     (table,) = newest.tables
     spec = TableSpec(name=table["name"], dim=table["dim"])
-    feature = FeatureSpec(name=spec.name, table=spec)
+    feature = FeatureSpec(name="C1", table=spec)
     recommender = Recommender(build=lambda: SumModel((feature,), ()))
     evaluator = Evaluator(recommender, dataset, directory, num_shards=3)
     evaluator._model = type("NoModel", (), {"named_variables": {}})()

@@ -23,7 +23,6 @@ from embedps.metrics import Metrics
 from embedps.run.summary import read_evaluations
 from embedps.tables import TableSpec
 from embedps.training.checkpoint_writer import CheckpointWriter
-from models import dlrm
 from tests.builders import MIXED, ROOT, latest, make_dlrm, make_trainer, write_dataset
 from tests.tables.builders import ids, make_collection, train
 
@@ -267,7 +266,7 @@ def test_evaluator_recovers_after_a_chain_that_could_not_be_read(tmp_path, datas
 
 
 def test_checkpoint_of_another_model_is_refused(dataset, trained):
-    other = dlrm.make(dlrm.Config(embedding_dim=8), dataset)
+    other = make_dlrm(dataset, embedding_dim=8)
     with pytest.raises(DimMismatchError, match="table 'C1' has dim 8, the checkpoint has 4"):
         make_evaluator(dataset, trained, recommender=other).evaluate_latest(newer_than=-1)
 

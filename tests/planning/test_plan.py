@@ -56,6 +56,14 @@ def run_config(directory: Path, name: str, **options) -> TrainConfig:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("plan")
+    write_dataset(directory / "data", train=(9000, 9001), row_group_rows=3000)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A folder with the same data, whose lists and row numbers are described too."""
+    directory = tmp_path_factory.mktemp("whole")
     write_dataset(directory / "data", train=(9000, 9001), row_group_rows=3000, whole=True)
     return directory
 
@@ -185,10 +193,11 @@ def shown(plan: Plan, asked: PlanConfig) -> str:
 
 
 @pytest.mark.parametrize("rows", [0, 1500, 9000])
-def test_rows_and_bytes_follow_the_limit_of_a_server(folder, dataset, rows):
+def test_rows_and_bytes_follow_the_limit_of_a_server(whole, rows):
+    dataset = Dataset.open(whole / "data")
     least = sum(limited_bytes(table, 0) for table in TABLES)
     limit = least + rows * limited_row_bytes(TABLES[-1])
-    config = run_config(folder, f"limit-{rows}", max_server_bytes=limit)
+    config = run_config(whole, f"limit-{rows}", max_server_bytes=limit)
     asked = PlanConfig(measure=False)
     plan = make_plan(MIXED, dataset, config, asked)
     trainer = Trainer(MIXED, dataset, config)
@@ -220,18 +229,20 @@ def test_a_server_limit_that_is_not_reached_changes_nothing(folder, dataset, pla
     assert "max_server_bytes 1.0 GiB: no row is displaced" in shown(made, asked)
 
 
-def test_a_server_limit_below_the_first_rows_is_refused(folder, dataset):
-    config = run_config(folder, "unused", max_server_bytes=1000)
+def test_a_server_limit_below_the_first_rows_is_refused(whole):
+    dataset = Dataset.open(whole / "data")
+    config = run_config(whole, "unused", max_server_bytes=1000)
     with pytest.raises(UsageError, match=r"max_server_bytes must be at least .* but got 1000"):
         make_plan(MIXED, dataset, config, PlanConfig(measure=False))
 
 
-def test_rows_and_bytes_follow_a_tables_own_limits(folder, dataset):
+def test_rows_and_bytes_follow_a_tables_own_limits(whole):
+    dataset = Dataset.open(whole / "data")
     least = 65536 + 1024 * limited_row_bytes(TableSpec(name="row", dim=3))
     for size in (SizeLimit(max_rows=2000), SizeLimit(max_bytes=least + 300_000)):
         tables = (*TABLES[:-1], dataclasses.replace(TABLES[-1], eviction=(size,)))
         recommender = Recommender(build=functools.partial(SumModel, tables=tables))
-        config = run_config(folder, f"own-{size.max_rows}")
+        config = run_config(whole, f"own-{size.max_rows}")
         plan = make_plan(recommender, dataset, config, PlanConfig(measure=False))
         trainer = Trainer(recommender, dataset, config)
         trainer.fit()

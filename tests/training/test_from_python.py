@@ -126,7 +126,7 @@ def make(config, dataset):
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", whole=True)
+    return write_dataset(tmp_path_factory.mktemp("data") / "set")
 
 
 @pytest.fixture(scope="module")
@@ -284,9 +284,8 @@ def test_model_is_the_one_that_the_config_names(tmp_path, dataset):
     assert {table.dim for table in trainer.collection.tables} == {2}
 
 
-def test_model_that_no_other_process_can_get_is_refused_before_anything_is_trained(
-    tmp_path, dataset
-):
+def test_model_that_no_other_process_can_get_is_refused_before_anything_is_trained(tmp_path):
+    dataset = write_dataset(tmp_path / "data", whole=True)
     lock = threading.Lock()
 
     class Locked(SumModel):
@@ -297,10 +296,10 @@ def test_model_that_no_other_process_can_get_is_refused_before_anything_is_train
             return Locked()
 
     unsendable = embedps.Recommender(build=build)
-    config = make_config(dataset, tmp_path, eval="sidecar")
+    config = make_config(dataset, tmp_path / "m", eval="sidecar")
     with pytest.raises(UsageError, match=r"cannot be sent there \(TypeError: .*lock.*\): put the"):
         Trainer(unsendable, dataset, config).fit()
-    assert not list(tmp_path.glob("manifests/*"))
+    assert not list(tmp_path.glob("m/manifests/*"))
 
 
 # ---- nothing to score --------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The trainer in this process: what is read, learnt and saved, how a run ends and resumes."""
 
 import collections
-import dataclasses
 import itertools
 import os
 import signal
@@ -28,8 +27,7 @@ from embedps.run.config import TrainConfig
 from embedps.storage.file_lock import RUN_LOCK_NAME
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import Trainer
-from models import dlrm
-from tests.builders import MIXED, TINY_DLRM, latest, make_dlrm, make_trainer, write_dataset
+from tests.builders import MIXED, latest, make_dlrm, make_trainer, write_dataset
 from tests.checkpoint.readers import read_chain, read_row_file
 
 
@@ -125,7 +123,7 @@ def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(t
     fields: dict[str, Any] = {"sparse_learning_rate": 0.1, "dense_learning_rate": 0.01}
     losses: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     for dtype, seed in itertools.product(losses, range(4)):
-        recommender = dlrm.make(dataclasses.replace(TINY_DLRM, compute_dtype=dtype), dataset)
+        recommender = make_dlrm(dataset, compute_dtype=dtype)
         model_dir = tmp_path / f"{dtype}-{seed}"
         trainer = make_trainer(dataset, model_dir, recommender=recommender, seed=seed, **fields)
         losses[dtype].append(trainer.fit().summary["training"]["logloss"])
@@ -511,7 +509,7 @@ def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):
 )
 def test_checkpoint_of_another_model_is_refused(tmp_path, dataset, change, message):
     make_trainer(dataset, tmp_path).fit()
-    other = dlrm.make(dataclasses.replace(TINY_DLRM, **change), dataset)
+    other = make_dlrm(dataset, **change)
     with pytest.raises(DimMismatchError, match=message):
         make_trainer(dataset, tmp_path, recommender=other)
 

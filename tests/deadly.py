@@ -32,8 +32,7 @@ class Deadly(embedps.ClickModel):
     def __init__(self, config: Config, dataset: Dataset) -> None:
         super().__init__(label=dataset.label)
         self._deadly, self._cause = config.deadly, config.cause
-        self._id = dataset.categorical[0].name
-        self._number = dataset.numeric[0].name if config.deadly == "number" else ""
+        self._id, *self._numbers = _inputs(config, dataset)
         self.embeddings = embedps.Embeddings({self._id: 2})
         self.out = tf.keras.layers.Dense(1)
 
@@ -43,8 +42,8 @@ class Deadly(embedps.ClickModel):
         # The evaluator's batches are larger, and a trainer tries the network on a few rows.
         if tf.inside_function():
             wanted = batch > 64 if self._deadly == "eval" else (batch > 8) & (batch <= 64)
-            if self._number:
-                wanted &= tf.reduce_any(features[self._number] > 1e6)
+            for name in self._numbers:
+                wanted &= tf.reduce_any(features[name] > 1e6)
             with tf.control_dependencies([tf.cond(wanted, self._die, lambda: tf.constant(0))]):
                 x = tf.identity(x)
         return self.out(x)[:, 0]
@@ -62,10 +61,17 @@ class Deadly(embedps.ClickModel):
             return tf.constant(0)
 
 
+def _inputs(config: Config, dataset: Dataset) -> list[str]:
+    """Names the column of ids, and the one of numbers if that kills."""
+    numbers = dataset.numeric[:1] if config.deadly == "number" else ()
+    return [dataset.categorical[0].name, *(each.name for each in numbers)]
+
+
 def make(config: Config, dataset: Dataset) -> Recommender:
     """Of the first categorical column."""
     return Recommender(
         build=lambda: Deadly(config, dataset),
+        columns=(dataset.label, *_inputs(config, dataset)),
         missing_id=dataset.missing_id,
         model="tests.deadly",
         config=config,

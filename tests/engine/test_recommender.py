@@ -70,7 +70,7 @@ class Answering(embedps.ClickModel):
 @pytest.mark.parametrize("training", [False, True])
 def test_logits_are_of_their_mode(dataset, training):
     model = StepModel(Recommender(build=lambda: Answering(tf.identity)), dataset)
-    batch = {"label": tf.zeros([4]), "C1": tf.zeros([4], tf.int64)}
+    batch = {"numerics": tf.zeros([4, 2]), "label": tf.zeros([4]), "C1": tf.zeros([4], tf.int64)}
     loss = model.loss(batch, {"C1": tf.ones([4, 3])}, training=training)
     assert float(loss) == pytest.approx(103.0 if training else 3.0, rel=0.02)
 

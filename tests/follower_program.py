@@ -34,7 +34,7 @@ def main(directory: CheckpointDirectory, dataset: Dataset, measured: set[int]) -
     feature = FeatureSpec(name="C1", table=spec)
     recommender = Recommender(build=lambda: SumModel((feature,), ()))
     evaluator = Evaluator(recommender, dataset, directory, num_shards=3)
-    evaluator._model = type("NoModel", (), {"named_variables": {}})()
+    evaluator._model = type("NoModel", (), {"named_variables": {}, "embedding_dim": None})()
     sizes = []
     for length in range(1, len(newest.chain) + 1):
         evaluator.apply(dataclasses.replace(newest, chain=newest.chain[:length]))

@@ -254,7 +254,10 @@ def test_evaluator_ends_with_a_trainer_that_is_killed(tmp_path, dataset):
 
 
 @pytest.mark.slow
-def test_user_trains_a_module_of_their_own(tmp_path, dataset):
+def test_user_trains_a_module_of_their_own(tmp_path):
+    dataset = write_dataset(
+        tmp_path / "data", train=(3000, 2500, 501, 1), evaluation=(1500, 700), whole=True
+    )
     package = tmp_path / "shop"
     package.mkdir()
     (package / "ranker.py").write_text(OWN_MODEL)

@@ -20,7 +20,7 @@ def test_a_block_may_be_of_another_machine(tmp_path):
 
 
 def test_the_page_of_the_pipelines_has_the_figures_of_its_results():
-    page = (document.PAGE.parent / "guides" / "preprocessing.md").read_text()
+    page = (document.PAGE.parent / "reference" / "proofs.md").read_text()
     results = json.loads((RESULTS / "pipelines.json").read_text())
     for rate in results["rows_per_sec"].values():
         assert "{median:,.0f} ({min:,.0f} to {max:,.0f})".format(**rate) in page

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     run.add_argument(
         "--data",
         type=Path,
-        help="train on this instead: a dataset of pipelines.criteo, or a Criteo TSV file",
+        help="train on this instead: a dataset of embedps.pipelines.criteo, or a Criteo TSV file",
     )
     run.add_argument("--precisions", type=_names, default=_PRECISIONS)
     run.add_argument(

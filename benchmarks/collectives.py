@@ -85,8 +85,8 @@ def _serve(folder: Path) -> None:
     from embedps.engine.step_model import StepModel
     from embedps.engine.worker_group import WorkerGroup
     from embedps.engine.worker_unit import make_worker_unit
+    from embedps.models import dlrm
     from embedps.tables.collection import EmbeddingCollection
-    from models import dlrm
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     kernels.load()

@@ -46,8 +46,8 @@ CLIENT = Path(__file__).with_name("export_client.py")
 def make(rows: int, folder: Path) -> dict[str, Any]:
     """Makes a checkpoint of a model with so many rows."""
     for command in (
-        ["pipelines.generate", "--rows", "5000", "--output", folder / "day_0.tsv"],
-        ["pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
+        ["embedps.pipelines.generate", "--rows", "5000", "--output", folder / "day_0.tsv"],
+        ["embedps.pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
     ):
         subprocess.run([sys.executable, "-m", *map(str, command)], check=True, stdout=sys.stderr)
     config = embedps.TrainConfig(

@@ -78,8 +78,8 @@ def main(arguments: Sequence[str]) -> int:
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Trains, serves, and asks until all files were seen or time is over."""
     for command in (
-        ["pipelines.generate", "--rows", "200000", "--output", folder / "day_0.tsv"],
-        ["pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
+        ["embedps.pipelines.generate", "--rows", "200000", "--output", folder / "day_0.tsv"],
+        ["embedps.pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
     ):
         subprocess.run([sys.executable, "-m", *map(str, command)], check=True, stdout=sys.stderr)
     dataset = Dataset.open(folder / "data")

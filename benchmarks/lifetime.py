@@ -46,9 +46,9 @@ from benchmarks.drifting_stream import DAYS, write_stream
 from benchmarks.lifetime_round import MODELS, Round, in_a_process
 from embedps.console import command_line
 from embedps.errors import EmbedpsError
+from embedps.models import fm
 from embedps.tables import FeatureSpec
 from embedps.tables.collection import EmbeddingCollection
-from models import fm
 
 TTL_DAYS = 60
 LIMIT_SHARE = 0.3

@@ -78,7 +78,7 @@ class Sample:
         schema, log = self._log(name, samples, folder, run)
         made = folder / "set"
         where = ("--input", log, "--output", str(made), "--num-shards", "1")
-        run("pipelines.ingest", "--schema", schema, *where, "--eval-fraction", "0.01")
+        run("embedps.pipelines.ingest", "--schema", schema, *where, "--eval-fraction", "0.01")
         self.folder = folder
         self.dataset = Dataset.open(made)
         paths = [p for split in self.dataset.splits for p in self.dataset.paths(split)]
@@ -94,7 +94,15 @@ class Sample:
         if name == "generated ads":
             return write_ads(folder, GENERATED_ROWS, seed=7)
         log = str(folder / "log.tsv.gz")
-        run("pipelines.generate", "--rows", str(GENERATED_ROWS), "--seed", "7", "--output", log)
+        run(
+            "embedps.pipelines.generate",
+            "--rows",
+            str(GENERATED_ROWS),
+            "--seed",
+            "7",
+            "--output",
+            log,
+        )
         return "criteo", log
 
     def fold(self, number: int) -> Fold:

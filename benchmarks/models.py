@@ -31,7 +31,7 @@ from benchmarks import model_clicks, model_tables, ratings, report, sequences
 from benchmarks.environments import BASELINES, python_of
 from embedps.console import command_line
 from embedps.errors import EmbedpsError
-from pipelines.ingestion.interactions import Options, make_dataset, read_items
+from embedps.pipelines.ingestion.interactions import Options, make_dataset, read_items
 
 SEEDS = model_clicks.SEEDS
 MODELS = ("logistic_regression", "fm", "wide_deep", "deepfm")

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     logs = options.run / "logs" / "clicks.tsv.gz.json"
     if not logs.is_file():
-        raise UsageError(f"{logs} is absent: run `make train`, or pipelines.generate")
+        raise UsageError(f"{logs} is absent: run `make train`, or embedps.pipelines.generate")
     planted = json.loads(logs.read_text())
     environment = report.environment()
     results = {}

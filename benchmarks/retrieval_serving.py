@@ -36,10 +36,10 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.console import command_line
 from embedps.console.command_line import number
+from embedps.models import two_tower
+from embedps.pipelines.ingestion.interactions import Options, make_dataset
 from embedps.serving.server import messages
 from embedps.serving.server.tensor_values import fill
-from models import two_tower
-from pipelines.ingestion.interactions import Options, make_dataset
 
 DIM, K, ITEMS_PER_USER = 64, 100, 20
 _NAME = "items"

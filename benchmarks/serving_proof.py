@@ -84,8 +84,8 @@ def main(arguments: Sequence[str]) -> int:
 def prove(options: Any, folder: Path) -> dict[str, Any]:
     """Trains, serves and asks at once; then compares."""
     log = folder / "day_0.tsv"
-    _run("pipelines.generate", "--rows", str(options.rows), "--output", str(log))
-    _run("pipelines.criteo", "--input", str(log), "--output", str(folder / "data"))
+    _run("embedps.pipelines.generate", "--rows", str(options.rows), "--output", str(log))
+    _run("embedps.pipelines.criteo", "--input", str(log), "--output", str(folder / "data"))
     dataset = Dataset.open(folder / "data")
     model_dir = folder / "model"
     run = _start(

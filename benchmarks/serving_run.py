@@ -35,8 +35,8 @@ _CHUNK = 50_000
 def make(folder: Path, *, rows: int, commits: int, changes: int) -> None:
     """Makes the run and its later commits."""
     for command in (
-        ["pipelines.generate", "--rows", "5000", "--output", folder / "day_0.tsv"],
-        ["pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
+        ["embedps.pipelines.generate", "--rows", "5000", "--output", folder / "day_0.tsv"],
+        ["embedps.pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
     ):
         subprocess.run([sys.executable, "-m", *map(str, command)], check=True, stdout=sys.stderr)
     config = embedps.TrainConfig.from_options(

@@ -128,9 +128,17 @@ def generated(work: Path, rows: int) -> Path:
     log = folder / "logs" / "clicks.tsv.gz"
     if not (folder / "dataset" / "_dataset.json").is_file():
         log.parent.mkdir(parents=True, exist_ok=True)
-        _run("pipelines.generate", f"--rows={rows}", f"--seed={_GENERATED_SEED}", f"--output={log}")
         _run(
-            "pipelines.criteo", f"--input={log}", f"--output={folder / 'dataset'}", "--num-shards=8"
+            "embedps.pipelines.generate",
+            f"--rows={rows}",
+            f"--seed={_GENERATED_SEED}",
+            f"--output={log}",
+        )
+        _run(
+            "embedps.pipelines.criteo",
+            f"--input={log}",
+            f"--output={folder / 'dataset'}",
+            "--num-shards=8",
         )
     return folder / "dataset"
 
@@ -140,7 +148,7 @@ def sample(work: Path, samples: Path) -> Path:
     folder = work / "sample"
     if not (folder / "_dataset.json").is_file():
         _run(
-            "pipelines.criteo",
+            "embedps.pipelines.criteo",
             f"--input={samples / SAMPLE}",
             f"--output={folder}",
             "--num-shards=1",

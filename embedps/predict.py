@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import MAX_COUNT, check_text
@@ -25,10 +25,12 @@ from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
 from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
-from embedps.run.shipped_packages import import_shipped
 from embedps.storage.file_io import open_file
 from embedps.storage.file_lock import FileLock
 from embedps.storage.object_store import as_path
+
+if TYPE_CHECKING:
+    from embedps.pipelines.ingestion.raw_records import RawReader
 
 _LOCK_NAME = "_predict.lock"
 
@@ -168,11 +170,11 @@ def _num_rows(path: Path, *, raw: bool) -> int:
         raise UsageError(f"--input: {path} must be a Parquet file: {message}") from error
 
 
-def _raw_reader(dataset: Dataset) -> Callable[..., Any]:
+def _raw_reader(dataset: Dataset) -> Callable[..., RawReader]:
     """Checks that the dataset has transforms; gives the function that makes the reader."""
-    transforms = Transforms.of(dataset)
-    reader = import_shipped("pipelines.ingestion.raw_records").RawReader
-    return partial(reader, transforms)
+    from embedps.pipelines.ingestion.raw_records import RawReader
+
+    return partial(RawReader, Transforms.of(dataset))
 
 
 def _parser(prog: str) -> command_line.Parser:

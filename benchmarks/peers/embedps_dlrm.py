@@ -31,11 +31,11 @@ from embedps.data.dataset_metadata import DataFile, Split
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import UnitFunction, make_train_unit
+from embedps.models import dlrm
 from embedps.run.cluster_config import ClusterConfig
 from embedps.scheduling.gang_scheduler import GangScheduler
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.tables.collection import EmbeddingCollection
-from models import dlrm
 
 _STEPS_PER_UNIT = 16
 _INSERT_ROWS = 32768

@@ -20,10 +20,10 @@ from embedps.data.dataset import Dataset
 from embedps.errors import CorruptCheckpointError, DatasetError, DimMismatchError
 from embedps.evaluation.evaluator import Evaluation, Evaluator
 from embedps.metrics import Metrics
+from embedps.models import dlrm
 from embedps.run.summary import read_evaluations
 from embedps.tables import TableSpec
 from embedps.training.checkpoint_writer import CheckpointWriter
-from models import dlrm
 from tests.builders import ROOT, latest, make_dlrm, make_mixed, make_trainer, write_dataset
 from tests.tables.builders import ids, make_collection, train
 

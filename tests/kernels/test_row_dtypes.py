@@ -7,10 +7,10 @@ import pytest
 from embedps.checkpoint.format.quantize import Encoding, decode, encode, encoding_of
 from embedps.checkpoint.format.rows import RowFile
 from embedps.errors import UsageError
+from embedps.models._columns import TableConfig
 from embedps.tables import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad
 from embedps.tables.groups import group_tables
 from embedps.tables.specs import FeatureSpec
-from models._columns import TableConfig
 from tests.checkpoint.readers import read_row_file
 from tests.kernels.twins import StoredRow, initial_values, round_to
 from tests.tables.builders import (

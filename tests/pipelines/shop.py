@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from embedps.data.dataset import Dataset
 from embedps.features.table_schema import Table
-from pipelines.ingestion.make_dataset import make_dataset
-from pipelines.ingestion.options import Options
+from embedps.pipelines.ingestion.make_dataset import make_dataset
+from embedps.pipelines.ingestion.options import Options
 
 SHOP = """
 delimiter = ","

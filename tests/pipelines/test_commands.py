@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from embedps.errors import UsageError
-from pipelines import describe, generate, ingest
+from embedps.pipelines import describe, generate, ingest
 
 
 @pytest.mark.parametrize("command", ["criteo", "ingest", "generate", "describe"])

@@ -21,7 +21,7 @@ from embedps.errors import DatasetError, UsageError
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
 from embedps.features.transforms import Transforms
-from pipelines.ingestion.splits import SplitRule
+from embedps.pipelines.ingestion.splits import SplitRule
 from tests.pipelines.builders import read_split, write_log
 from tests.pipelines.shop import NAMES, SHOP, as_rows, as_texts, load, make, make_records, write_csv
 
@@ -221,9 +221,9 @@ def test_given_files_are_held_out(tmp_path: Path):
 
 def test_ragged_and_weighted_dataset_is_trained_on(tmp_path: Path):
     from embedps.cluster.embedded import EmbeddedCluster
+    from embedps.models import dlrm
     from embedps.run.config import TrainConfig
     from embedps.training.trainer import Trainer
-    from models import dlrm
 
     write_csv(tmp_path / "a.csv", make_records(600))
     dataset = make(load(tmp_path), tmp_path / "a.csv", tmp_path / "out")

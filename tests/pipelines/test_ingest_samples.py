@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
-from pipelines.ingestion.splits import SplitRule
+from embedps.pipelines.ingestion.splits import SplitRule
 from tests.pipelines.builders import read_split, write_log
 from tests.pipelines.shop import make
 

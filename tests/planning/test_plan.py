@@ -20,6 +20,7 @@ from rich.console import Console
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.models import dlrm
 from embedps.planning.plan import Plan, WorkersPlan, make_plan
 from embedps.planning.plan_config import PlanConfig
 from embedps.planning.plan_tables import print_plan
@@ -33,7 +34,6 @@ from embedps.tables import SizeLimit, TableSpec
 from embedps.tables.byte_limits import limited_bytes, limited_row_bytes
 from embedps.training.trainer import Trainer
 from embedps.training.training_setup import TrainingSetup, set_up
-from models import dlrm
 from tests.builders import ROOT, make_mixed, write_dataset
 
 MODEL = dlrm.Config(embedding_dim=8, bottom_mlp=(64, 32), top_mlp=(64,))

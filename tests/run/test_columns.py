@@ -8,9 +8,9 @@ import pytest
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
+from embedps.models import dlrm
 from embedps.run.preparation import check_columns
 from embedps.tables import FeatureSpec, TableSpec
-from models import dlrm
 from tests.builders import SumNetwork, write_dataset
 
 

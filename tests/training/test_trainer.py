@@ -24,11 +24,11 @@ from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.errors import DatasetError, DimMismatchError, UsageError
+from embedps.models import dlrm
 from embedps.run.config import TrainConfig
 from embedps.storage.file_lock import RUN_LOCK_NAME
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import Trainer
-from models import dlrm
 from tests.builders import TINY_DLRM, latest, make_dlrm, make_mixed, make_trainer, write_dataset
 from tests.checkpoint.readers import read_chain, read_row_file
 

@@ -50,7 +50,7 @@ from benchmarks import report
 from embedps import kernels
 from embedps.console import command_line
 from embedps.splitmix import mix
-from embedps.tables import RowwiseAdagrad, ops
+from embedps.tables import TableSpec, new_store, ops
 from embedps.tables.row_hashes import row_hashes
 
 DIM = 16
@@ -84,15 +84,7 @@ class OneTable:
             container=f"growth-{name}",
             shared_name=name,
             group=name,
-            dim=DIM,
-            optimizer=RowwiseAdagrad.kind,
-            **RowwiseAdagrad().settings(),
-            tables=[name],
-            seeds=[0],
-            initializers=["uniform"],
-            initializer_lows=[-0.25],
-            initializer_highs=[0.25],
-            max_rows=[0],
+            **new_store.attributes([TableSpec(name=name, dim=DIM)]),
         )
 
     def lookup(self, ids: npt.NDArray[np.int64], *, insert: bool) -> float:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from embedps.config_fields import MAX_INT64, check, option
-from embedps.constants import EVICTION_ORDERS, MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
+from embedps.constants import MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
 from embedps.data.arrow_errors import naming
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature
@@ -18,8 +18,8 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, Initializer, MinNorm, SizeLimit, TableSpec, TimeToLive
 from embedps.tables.admission import Admission, Chance, MinCount
-from embedps.tables.eviction import EvictionPolicy
-from embedps.tables.optimizers import Optimizer
+from embedps.tables.eviction import EvictionPolicy, Order
+from embedps.tables.optimizers import BY_KIND, Optimizer
 from embedps.tables.optimizers import make as make_optimizer
 from embedps.tables.specs import RowDtype, SlotDtype
 
@@ -158,10 +158,9 @@ class EvictionConfig:
         least=0,
         most=MAX_INT64,
     )
-    eviction_order: str = option(
-        EVICTION_ORDERS[0],
+    eviction_order: Order = option(
+        "least_recent",
         "which rows are displaced at a limit: the least recently or least frequently updated",
-        choices=EVICTION_ORDERS,
     )
     min_row_norm: float = option(
         0.0, "a row goes when an update leaves its L2 norm below this; 0: never", least=0, most=1e30
@@ -179,7 +178,7 @@ class EvictionConfig:
                 SizeLimit(
                     max_rows=self.max_table_rows,
                     max_bytes=self.max_table_bytes,
-                    order=self.eviction_order,  # type: ignore[arg-type]
+                    order=self.eviction_order,
                 )
             )
         if self.min_row_norm:
@@ -198,7 +197,7 @@ class TableConfig(PolicyConfig):
 
     embedding_dim: int = option(16, "floats per embedding", least=1, most=MAX_ROW_FILE_WIDTH)
     sparse_optimizer: str = option(
-        "rowwise_adagrad", "sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"
+        "rowwise_adagrad", "optimizer of the tables' rows", choices=tuple(BY_KIND)
     )
     row_weight_decay: float = option(
         0.0,

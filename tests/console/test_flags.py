@@ -278,7 +278,7 @@ def test_file_gives_what_a_command_line_leaves_out(tmp_path):
         ("d x", "argument A: invalid int value: 'x'"),
         ("d -1", "^first must be at least 0 but got -1$"),
         ("d 1 2", "^prog: unrecognized arguments: 2 "),
-        ("d 1 --ouptut=x", r"^prog: unrecognized arguments: --ouptut=x: did you mean --output\?"),
+        ("d 1 --outpux=x", r"^prog: unrecognized arguments: --outpux=x: did you mean --output\?"),
         ("d 1 --output=", "^output must not be empty but got ''$"),
         ("d 1 --inputs", "argument --inputs: expected at least one argument"),
         ("d 1 --inputs=", "^inputs must not be empty but got ''$"),

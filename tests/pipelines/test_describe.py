@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from embedps.console.tables import FINGERPRINTS
 from embedps.data.dataset import Dataset
+from embedps.features.text_values import fingerprint
 from pipelines.describe import main
 from pipelines.report import profile as profile_module
 from pipelines.report.profile import TopIds, make_profile
@@ -100,7 +103,8 @@ def test_command_prints_tables_and_writes_a_page_of_its_own(
     (by_name,) = (line for line in text.splitlines() if line.startswith("│ tags (list)"))
     ((top, _),) = next(c for c in make_profile(dataset).ids if c.name == "tags").top.top(1)
     assert f" {top} " in by_name
-    assert "the id of a text is its fingerprint: embedps.pipelines." in text
+    assert FINGERPRINTS in text
+    assert pydoc.locate(FINGERPRINTS.split()[-1].removesuffix("(text)")) is fingerprint
     page = Page()
     page.feed((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert page.open == []

@@ -32,7 +32,7 @@ class Config(Options):
     peers: tuple[str, ...] = option((), f"of {', '.join(PEERS)}", some_of=tuple(PEERS))
     workload: Literal["w1", "w2"] = option("w1", "the tables and the network")
     data: str | None = option(
-        None, "train on a dataset of pipelines.criteo, or on a Criteo TSV file", metavar=DIR
+        None, "train on a dataset of embedps.pipelines.criteo, or on a Criteo TSV file", metavar=DIR
     )
     precisions: tuple[str, ...] = option(_PRECISIONS, "of the network", some_of=_PRECISIONS)
     batch_sizes: tuple[int, ...] = option((2048, 8192), "examples per step", least=1)

@@ -85,8 +85,8 @@ def serve(folder: str) -> None:
     from embedps.engine.step_model import StepModel
     from embedps.engine.steps.worker_group import WorkerGroup
     from embedps.engine.unit_functions import make_train_unit
+    from embedps.models import dlrm
     from embedps.tables.collection import EmbeddingCollection
-    from models import dlrm
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     kernels.load()

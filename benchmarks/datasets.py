@@ -17,8 +17,8 @@ from embedps.data.dataset_metadata import CategoricalFeature, LabelColumn, Split
 def generate_clicks(folder: Path, rows: int) -> Dataset:
     """Generates a log of clicks in a folder, and makes FOLDER/data of it."""
     log, data = str(folder / "day_0.tsv"), folder / "data"
-    child.run("pipelines.generate", "--rows", str(rows), "--output", log)
-    child.run("pipelines.criteo", "--input", log, "--output", str(data))
+    child.run("embedps.pipelines.generate", "--rows", str(rows), "--output", log)
+    child.run("embedps.pipelines.criteo", "--input", log, "--output", str(data))
     return Dataset.open(data)
 
 

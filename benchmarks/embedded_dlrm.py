@@ -16,8 +16,8 @@ from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_eval_unit, make_train_unit
 from embedps.metrics import Metrics
+from embedps.models import dlrm
 from embedps.tables.collection import EmbeddingCollection
-from models import dlrm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -77,9 +77,9 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
     """Trains one epoch; returns its summary and the start time of each unit (file, first row)."""
     from embedps.cluster.embedded import EmbeddedCluster
     from embedps.cluster.interface import OnDeath, ScheduledCall
+    from embedps.models import dlrm
     from embedps.run.config import TrainConfig
     from embedps.training.trainer import Trainer
-    from models import dlrm
 
     moments: dict[tuple[str, int], float] = {}
 

@@ -46,9 +46,9 @@ from benchmarks.layout import Part, Table
 from benchmarks.lifetime_round import MODELS, Round, in_a_process
 from embedps.config_fields import option
 from embedps.errors import EmbedpsError
+from embedps.models import fm
 from embedps.tables import FeatureSpec
 from embedps.tables.collection import EmbeddingCollection
-from models import fm
 
 TTL_DAYS = 60
 LIMIT_SHARE = 0.3

@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from benchmarks import report
 from embedps.errors import EmbedpsError
+from embedps.models import dlrm, fm
 from embedps.run.config import TrainConfig
 from embedps.scheduling.ledger import Unit
 from embedps.splitmix import mix
 from embedps.training.trainer import Trainer
-from models import dlrm, fm
 
 EMBEDDING_DIM = 8
 MODELS = {"fm": (fm, EMBEDDING_DIM + 1, 0.01), "dlrm": (dlrm, EMBEDDING_DIM, 0.001)}

@@ -90,7 +90,7 @@ class Sample:
         schema, log = self._log(name, samples, folder)
         made = folder / "set"
         where = ("--input", log, "--output", str(made), "--num-shards", "1")
-        child.run("pipelines.ingest", "--schema", schema, *where, "--eval-fraction", "0.01")
+        child.run("embedps.pipelines.ingest", "--schema", schema, *where, "--eval-fraction", "0.01")
         self.folder = folder
         self.dataset = Dataset.open(made)
         paths = [p for split in self.dataset.splits for p in self.dataset.paths(split)]
@@ -107,7 +107,7 @@ class Sample:
             return write_ads(folder, GENERATED_ROWS, seed=7)
         log = str(folder / "log.tsv.gz")
         child.run(
-            "pipelines.generate", "--rows", str(GENERATED_ROWS), "--seed", "7", "--output", log
+            "embedps.pipelines.generate", f"--rows={GENERATED_ROWS}", "--seed=7", f"--output={log}"
         )
         return "criteo", log
 

@@ -34,8 +34,8 @@ from benchmarks.harness import (
 from benchmarks.layout import Part, Table, means
 from embedps.config_fields import option
 from embedps.errors import EmbedpsError
-from pipelines.ingestion import interactions
-from pipelines.ingestion.interactions import make_dataset, read_items
+from embedps.pipelines.ingestion import interactions
+from embedps.pipelines.ingestion.interactions import make_dataset, read_items
 
 RETRIEVAL = ("lastfm", "ml-1m")
 LAST_ITEM = "ml-100k last item"

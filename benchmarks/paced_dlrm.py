@@ -4,7 +4,7 @@ Workers that share a machine's cores hold each other up, as workers on machines 
 So a step gives its gradients only when so much time has passed since it had its batch. Meanwhile it
 computes, and then it uses no core. Many workers fit on a few cores and are equally fast, if the
 time is longer than what all of them compute for a step. `--first-pace-ms` paces worker 0 in another
-way, so that it can be the slow one. The values are those of `models.dlrm`, bit for bit.
+way, so that it can be the slow one. The values are those of `embedps.models.dlrm`, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from embedps.config_fields import MAX_SECS, option
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.layers.embeddings import Embeddings
+from embedps.models import dlrm
+from embedps.models._columns import click_recommender, declare
+from embedps.models.networks.dlrm import DLRM
 from embedps.tables import ops
-from models import dlrm
-from models._columns import click_recommender, declare
-from models.networks.dlrm import DLRM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

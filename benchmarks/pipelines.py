@@ -22,7 +22,7 @@ from benchmarks import child, report
 from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
 from benchmarks.layout import Part, Table, figures, spread
 from embedps.config_fields import option
-from pipelines.criteo_format import FIELDS, IDS, INTEGERS
+from embedps.pipelines.criteo_format import FIELDS, IDS, INTEGERS
 
 _WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 _NUM_FILES = 2
@@ -33,14 +33,14 @@ def _logs(folder: Path, rows: int) -> list[Path]:
     """Generates logs of `rows` rows in total, or keeps existing ones."""
     files = [folder / f"rows-{rows}" / f"day_{i}.tsv" for i in range(_NUM_FILES)]
     for i, path in enumerate(files):
-        command = [sys.executable, "-m", "pipelines.generate", "--seed", str(i + 1)]
+        command = [sys.executable, "-m", "embedps.pipelines.generate", "--seed", str(i + 1)]
         command += ["--rows", str(rows // _NUM_FILES), "--output", str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return files
 
 
 def _ours(files: Sequence[Path], output: Path) -> list[str]:
-    command = [sys.executable, "-m", "pipelines.criteo", "--input", *map(str, files)]
+    command = [sys.executable, "-m", "embedps.pipelines.criteo", "--input", *map(str, files)]
     # One shard per worker, so that each writes full row groups at either size.
     return [*command, "--output", str(output), f"--num-shards={_NUM_FILES}", *_WORKERS]
 

@@ -34,8 +34,8 @@ from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.errors import EmbedpsError
+from embedps.models import dlrm
 from embedps.tables.collection import EmbeddingCollection
-from models import dlrm
 
 BATCH, UNIT_ROWS, WARM_UP_UNITS = 2048, 16384, 2
 EVICTION = {"row_ttl_steps": 1000, "max_table_bytes": 16 << 20, "min_row_norm": 1e-3}

@@ -68,7 +68,7 @@ def measure(config: Config, run: Run) -> Content:
     made = Path(config.run)
     logs = made / "logs" / "clicks.tsv.gz.json"
     if not logs.is_file():
-        raise UsageError(f"{logs} is absent: run `make train`, or pipelines.generate")
+        raise UsageError(f"{logs} is absent: run `make train`, or embedps.pipelines.generate")
     planted = json.loads(logs.read_text())
     results = {}
     with tempfile.TemporaryDirectory() as folder:

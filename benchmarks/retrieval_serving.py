@@ -37,10 +37,10 @@ from benchmarks.serving_run import Commits, write_commits
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.config_fields import option
+from embedps.models import two_tower
+from embedps.pipelines.ingestion import interactions
 from embedps.serving.server import messages
 from embedps.serving.server.tensor_values import fill
-from models import two_tower
-from pipelines.ingestion import interactions
 
 DIM, K, ITEMS_PER_USER = 64, 100, 20
 _NAME = "items"

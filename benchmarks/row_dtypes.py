@@ -33,10 +33,10 @@ from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
+from embedps.models import dlrm
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import RowDtype
-from models import dlrm
 
 DTYPES: tuple[RowDtype, ...] = get_args(RowDtype)
 SEEDS = (1, 2, 3, 4)

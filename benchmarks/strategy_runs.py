@@ -122,10 +122,16 @@ def generated(work: Path, rows: int) -> Path:
     if not (folder / "dataset" / "_dataset.json").is_file():
         log.parent.mkdir(parents=True, exist_ok=True)
         child.run(
-            "pipelines.generate", f"--rows={rows}", f"--seed={_GENERATED_SEED}", f"--output={log}"
+            "embedps.pipelines.generate",
+            f"--rows={rows}",
+            f"--seed={_GENERATED_SEED}",
+            f"--output={log}",
         )
         child.run(
-            "pipelines.criteo", f"--input={log}", f"--output={folder / 'dataset'}", "--num-shards=8"
+            "embedps.pipelines.criteo",
+            f"--input={log}",
+            f"--output={folder / 'dataset'}",
+            "--num-shards=8",
         )
     return folder / "dataset"
 
@@ -135,7 +141,7 @@ def sample(work: Path, samples: Path) -> Path:
     folder = work / "sample"
     if not (folder / "_dataset.json").is_file():
         child.run(
-            "pipelines.criteo",
+            "embedps.pipelines.criteo",
             f"--input={samples / SAMPLE}",
             f"--output={folder}",
             "--num-shards=1",

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from embedps.data.dataset import FILE_NAME, Dataset
 from embedps.errors import UsageError
-from pipelines.synthetic.click_rows import ID_COLUMNS
+from embedps.pipelines.synthetic.click_rows import ID_COLUMNS
 
 NUM_NUMERICS = 13
 ZIPF_EXPONENT = 1.05
@@ -102,7 +102,7 @@ def read_batches(data: Path, workload: Workload, *, max_rows: int) -> tuple[Work
     """Reads a dataset's training split; adapts the workload to its features.
 
     Args:
-      data: a dataset of `pipelines.criteo`, or a Criteo TSV file, which that pipeline converts.
+      data: a dataset of `embedps.pipelines.criteo`, or a Criteo TSV file, which it converts.
       workload: the workload whose network to use.
       max_rows: the most examples to read.
 
@@ -114,7 +114,7 @@ def read_batches(data: Path, workload: Workload, *, max_rows: int) -> tuple[Work
       DatasetError, UsageError: there is no dataset, or the file is not a click log.
     """
     if data.is_file():
-        from pipelines.criteo import main as criteo
+        from embedps.pipelines.criteo import main as criteo
 
         with tempfile.TemporaryDirectory() as folder:
             where = Path(folder) / "dataset"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedps.config_fields import MAX_COUNT, check_text, option
 from embedps.console import command_line, flags
@@ -23,9 +23,11 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
 from embedps.run.opened_run import RunOptions, checkpoint_number
-from embedps.run.shipped_packages import import_shipped
 from embedps.storage.file_io import open_file
 from embedps.storage.file_lock import FileLock
+
+if TYPE_CHECKING:
+    from embedps.pipelines.ingestion.raw_records import RawReader
 
 _LOCK_NAME = "_predict.lock"
 
@@ -212,11 +214,11 @@ def _num_rows(path: Path, *, raw: bool) -> int:
         raise UsageError(f"--input: {path} must be a Parquet file: {message}") from error
 
 
-def _raw_reader(dataset: Dataset) -> Callable[..., Any]:
+def _raw_reader(dataset: Dataset) -> Callable[..., RawReader]:
     """Checks that the dataset has transforms; gives the function that makes the reader."""
-    transforms = Transforms.of(dataset)
-    reader = import_shipped("pipelines.ingestion.raw_records").RawReader
-    return partial(reader, transforms)
+    from embedps.pipelines.ingestion.raw_records import RawReader
+
+    return partial(RawReader, Transforms.of(dataset))
 
 
 if __name__ == "__main__":

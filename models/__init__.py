@@ -4,4 +4,8 @@
 network. The Keras models are in `models/networks/`, so that `--help` does not load TensorFlow.
 """
 
-import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
+if __name__ != "embedps.models":  # in a checkout, Python finds the folder by its own name too
+    raise ImportError(
+        f"the models must be imported as embedps.models, but this is {__name__}, a second copy of "
+        "each class: write `from embedps.models import dlrm`"
+    )

@@ -5,7 +5,7 @@ further negatives from the catalog (Yang et al. 2020); or SimpleX' CCL (Mao et a
 arXiv:2109.12613); or BPR (Rendle et al. 2009). Without `--tower-mlp` it is matrix factorization.
 
 An evaluation ranks the whole corpus for each row of the held-out split. The rows of both splits
-have the same columns; `pipelines.interactions` makes such a dataset.
+have the same columns; `embedps.pipelines.interactions` makes such a dataset.
 """
 
 import dataclasses

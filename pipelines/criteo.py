@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from embedps.console.command_line import run
-
-from .ingest import main as ingest
+from embedps.pipelines.ingest import main as ingest
 
 
 def main(argv: Sequence[str]) -> None:

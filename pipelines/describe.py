@@ -14,9 +14,8 @@ from embedps.console.command_line import run
 from embedps.console.lines import say
 from embedps.console.tables import FINGERPRINTS, make_console, make_table
 from embedps.data.dataset import Dataset
-
-from .report.html_page import make_page
-from .report.profile import Profile, make_profile
+from embedps.pipelines.report.html_page import make_page
+from embedps.pipelines.report.profile import Profile, make_profile
 
 
 def _print(profile: Profile) -> None:

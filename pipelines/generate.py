@@ -10,8 +10,7 @@ from embedps.console import flags
 from embedps.console.command_line import run
 from embedps.console.lines import say
 from embedps.console.progress import rate_text
-
-from .synthetic.click_log import Options, generate
+from embedps.pipelines.synthetic.click_log import Options, generate
 
 _HELP = """\
 Writes click logs in Criteo's format: each line has a label, 13 integers and 26 hexadecimal ids,

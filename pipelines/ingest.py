@@ -12,8 +12,7 @@ from embedps.console.lines import say
 from embedps.console.progress import rate_text
 from embedps.console.tables import make_console, make_table
 from embedps.data.dataset import Dataset
-
-from .ingestion.options import parse_options
+from embedps.pipelines.ingestion.options import parse_options
 
 
 def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
@@ -52,7 +51,7 @@ def main(argv: Sequence[str], schema: str | None = None) -> None:
     # Beam logs every failure with a traceback; our errors are one line.
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.CRITICAL)
     # Importing Beam takes seconds and warns, so flags are checked and logging is set before.
-    from .ingestion.make_dataset import make_dataset
+    from embedps.pipelines.ingestion.make_dataset import make_dataset
 
     started = time.monotonic()
     dataset, made = make_dataset(options)

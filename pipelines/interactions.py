@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from embedps.console import flags
 from embedps.console.command_line import run
 from embedps.console.lines import say
-
-from .ingestion.interactions import Options, make_dataset
+from embedps.pipelines.ingestion.interactions import Options, make_dataset
 
 _HELP = """\
 Makes a dataset for retrieval from files in LightGCN's format, which Gowalla, Yelp2018, Amazon-Book

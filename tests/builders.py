@@ -20,11 +20,11 @@ from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset, describe_file
 from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.engine.recommender import Recommender
+from embedps.models import dlrm
 from embedps.run.config import TrainConfig
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.training.callbacks import Callback
 from embedps.training.trainer import Trainer
-from models import dlrm
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDINALITIES = {"C1": 40, "C2": 300, "C3": 2000}

@@ -13,7 +13,7 @@ import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.dtypes import COMPUTE_DTYPES
-from models import dlrm
+from embedps.models import dlrm
 from tests import shipped
 from tests.builders import TINY_DLRM, make_trainer
 

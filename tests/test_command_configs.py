@@ -11,13 +11,13 @@ from embedps.console import flags
 from embedps.errors import UsageError
 from embedps.evaluate import EvaluateConfig
 from embedps.export import ExportConfig
+from embedps.pipelines.describe import DescribeConfig
+from embedps.pipelines.ingestion.interactions import Options as InteractionsOptions
+from embedps.pipelines.ingestion.options import Options as IngestOptions
+from embedps.pipelines.synthetic.click_log import Options as GenerateOptions
 from embedps.predict import PredictConfig
 from embedps.server import ServerConfig
 from embedps.serving.server.serve_config import ServeConfig
-from pipelines.describe import DescribeConfig
-from pipelines.ingestion.interactions import Options as InteractionsOptions
-from pipelines.ingestion.options import Options as IngestOptions
-from pipelines.synthetic.click_log import Options as GenerateOptions
 
 NEEDED: dict[type, dict[str, Any]] = {
     DescribeConfig: {"directory": "d"},

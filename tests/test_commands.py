@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import models
+from embedps import models
 from embedps.run.run_config import RunConfig
 from tests.builders import ROOT, TINY_DLRM, make_config, write_dataset
 from tests.commands import environment

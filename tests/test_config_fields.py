@@ -17,11 +17,11 @@ from embedps.console import flags
 from embedps.console.flags import flag_name
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.models import dlrm
 from embedps.run.config import TrainConfig
 from embedps.run.optimizer_config import MAX_RATE
 from embedps.storage.object_store import as_path
 from embedps.training.trainer import Trainer, TrainingError
-from models import dlrm
 from tests.builders import make_dlrm, write_dataset
 
 REQUIRED: dict[str, Any] = {"data": "d", "model_dir": "m"}

@@ -20,8 +20,8 @@ from embedps import serve
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
+from embedps.models import two_tower
 from embedps.serving.server import messages
-from models import two_tower
 from tests.builders import ROOT, TINY_DLRM, latest, make_config, write_dataset
 from tests.commands import finish, read_until, start
 from tests.models import planted_interactions

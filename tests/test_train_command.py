@@ -364,7 +364,7 @@ def test_real_clicks_are_learnt_better_than_their_base_rate(tmp_path, samples):
     data = tmp_path / "set"
     finish(
         start(
-            "pipelines.criteo",
+            "embedps.pipelines.criteo",
             f"--input={samples}/criteo_kaggle_12768.tsv.gz",
             f"--output={data}",
             "--num-shards=2",

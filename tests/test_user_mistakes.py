@@ -21,9 +21,9 @@ from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.errors import DimMismatchError
 from embedps.evaluation.loaded_model import load
+from embedps.models import fm
 from embedps.run.run_config import RunConfig
 from embedps.serving.export_model import export_model
-from models import fm
 from tests.builders import (
     ROOT,
     TINY_DLRM,

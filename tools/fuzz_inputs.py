@@ -24,13 +24,13 @@ from embedps.errors import EmbedpsError
 from embedps.features import transforms
 from embedps.features.table_schema import Table
 from embedps.features.transforms import Transforms
+from embedps.pipelines.ingestion.line_blocks import LineBlockReader
+from embedps.pipelines.ingestion.line_parser import LineParser
+from embedps.pipelines.ingestion.quoted_records import Records
+from embedps.pipelines.ingestion.raw_records import RawReader
+from embedps.pipelines.report.profile import make_profile
 from embedps.scheduling.event_clock import EventClock
 from embedps.scheduling.ledger import Ledger, LedgerOptions
-from pipelines.ingestion.line_blocks import LineBlockReader
-from pipelines.ingestion.line_parser import LineParser
-from pipelines.ingestion.quoted_records import Records
-from pipelines.ingestion.raw_records import RawReader
-from pipelines.report.profile import make_profile
 from tools.fuzz_folders import in_folder, in_memory
 
 TABLE = """
@@ -93,8 +93,8 @@ def schema(data: bytes) -> None:
 
 def options(data: bytes) -> None:
     """Reads the options of a run and its model in TOML."""
+    from embedps.models import dlrm
     from embedps.run.config import TrainConfig
-    from models import dlrm
 
     with in_folder("options.toml", data) as folder:
         values = flags.read_file(str(folder / "options.toml"), TrainConfig, dlrm.Config)

@@ -274,7 +274,7 @@ def _leases() -> None:
 
 
 def _runs() -> None:
-    from models import dlrm
+    from embedps.models import dlrm
 
     content = {
         "train": {"model": "dlrm", "data": "data", "model_dir": "model"},

@@ -14,7 +14,7 @@ import embedps
 from benchmarks.datasets import write_dataset
 from benchmarks.hostile import ids as hostile_ids
 from embedps.data.dataset_metadata import LabelColumn
-from models import dlrm
+from embedps.models import dlrm
 
 MODEL = dlrm.Config(embedding_dim=8, bottom_mlp=(8,), top_mlp=(8,))
 _ROWS = 2000

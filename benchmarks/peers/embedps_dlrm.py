@@ -32,11 +32,11 @@ from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.steps.interface import UnitFunction
 from embedps.engine.unit_functions import make_train_unit
+from embedps.models import dlrm
 from embedps.run.cluster_config import ClusterConfig
 from embedps.scheduling.gang_scheduler import GangScheduler
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.tables.collection import EmbeddingCollection
-from models import dlrm
 
 _STEPS_PER_UNIT = 16
 _INSERT_ROWS = 32768

@@ -1,4 +1,4 @@
-"""Finds the module of a model: a built-in one beside this package, or one of the user's."""
+"""Finds the module of a model: a built-in one of `embedps.models`, or one of the user's."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
+from embedps import models
 from embedps.errors import UsageError
-from embedps.run import shipped_packages
 
-_PACKAGE = "models"
-_FOLDER = shipped_packages.FOLDER / _PACKAGE
+_FOLDER = Path(models.__path__[0])
 
 
 def find_model(name: str) -> ModuleType:
     """Imports the module of a model.
 
-    A built-in name, such as dlrm, is the module of that name in the folder models/ beside this
-    package, whatever else is called `models`. Any other name is a module on Python's path.
+    A built-in name, such as dlrm, is the module of that name in `embedps.models`. Any other name is
+    a module on Python's path.
 
     Raises:
       UsageError: there is none, or it lacks a `Config` dataclass or a `make`.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise UsageError(f"--model must be a module's name but got {name!r}")
-    module = _built_in(name) if is_built_in(name) else _of_user(name)
+    built_in = is_built_in(name)
+    module = importlib.import_module(f"{models.__name__}.{name}") if built_in else _of_user(name)
     if not dataclasses.is_dataclass(getattr(module, "Config", None)) or not callable(
         getattr(module, "make", None)
     ):
@@ -38,21 +38,8 @@ def find_model(name: str) -> ModuleType:
 
 def is_built_in(name: str) -> bool:
     """Whether a name is that of a model which comes with embedps."""
-    return name.isidentifier() and not name.startswith("_") and _path(name).is_file()
-
-
-def _path(name: str) -> Path:
-    return _FOLDER / f"{name}.py"
-
-
-def _built_in(name: str) -> ModuleType:
-    module = shipped_packages.import_shipped(f"{_PACKAGE}.{name}")
-    if module.__file__ is None or Path(module.__file__).resolve() != _path(name):
-        raise UsageError(
-            f"--model {name}: {module.__name__} must be {_path(name)} but is {module.__file__}: "
-            f"remove what puts another module of that name into sys.modules"
-        )
-    return module
+    is_name = name.isidentifier() and not name.startswith("_")
+    return is_name and (_FOLDER / f"{name}.py").is_file()
 
 
 def _of_user(name: str) -> ModuleType:

@@ -40,7 +40,7 @@ class TwoTower(tfrs.Model):
         Args:
           embeddings: looks up the columns of the config, and NEGATIVES.
           corpus: the items.
-          config: a `models.two_tower.Config`.
+          config: an `embedps.models.two_tower.Config`.
         """
         super().__init__()
         dim = config.embedding_dim

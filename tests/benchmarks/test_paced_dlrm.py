@@ -12,8 +12,8 @@ import tensorflow as tf
 from benchmarks.paced_dlrm import PacedDLRM, sleep
 from embedps.data.unit_reader import NUMERICS
 from embedps.layers.embeddings import Embeddings
+from embedps.models.networks.dlrm import DLRM
 from embedps.tables import FeatureSpec, TableSpec
-from models.networks.dlrm import DLRM
 
 
 def test_a_sleep_is_half_before_its_element_and_half_before_the_end():

@@ -8,8 +8,8 @@ import pytest
 from benchmarks import workload
 from benchmarks.peers import protocol
 from embedps.errors import UsageError
-from pipelines.criteo import main as criteo
-from pipelines.generate import main as generate
+from embedps.pipelines.criteo import main as criteo
+from embedps.pipelines.generate import main as generate
 from tests.benchmarks.builders import TINY
 
 

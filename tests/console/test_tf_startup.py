@@ -20,7 +20,7 @@ import json
 import sys
 from embedps.run.config import TrainConfig
 from embedps.training.trainer import Trainer
-from models import dlrm
+from embedps.models import dlrm
 
 data, model_dir, more = sys.argv[1:]
 config = TrainConfig.from_options(

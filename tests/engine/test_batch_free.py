@@ -19,7 +19,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine import batch_free as batch_free_module
 from embedps.engine.batch_free import batch_free, needs_twins
 from embedps.engine.row_padding import pad
-from models import dlrm, wide_deep
+from embedps.models import dlrm, wide_deep
 from tests.builders import ROOT, TINY_DLRM, make_trainer, write_dataset
 
 ROWS = 700

@@ -24,7 +24,7 @@ from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import DatasetError, UsageError
-from models import dlrm
+from embedps.models import dlrm
 from tests.builders import ROOT, SumModel, make_trainer
 from tests.every_column import EveryColumn, plain_losses, write_dataset
 

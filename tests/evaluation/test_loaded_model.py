@@ -12,7 +12,7 @@ import embedps
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.metrics import Accumulator, click_scores, count
-from models import dlrm
+from embedps.models import dlrm
 from tests.builders import MIXED, TINY_DLRM, latest, make_config, make_trainer, write_dataset
 
 

@@ -15,8 +15,8 @@ from embedps.errors import DatasetError
 from embedps.features.decode import decode_batch, decode_column
 from embedps.features.table_schema import Column, Table
 from embedps.features.text_values import fingerprint, text_decoder
-from pipelines.ingestion.line_blocks import LineBlock
-from pipelines.ingestion.line_parser import LineParser
+from embedps.pipelines.ingestion.line_blocks import LineBlock
+from embedps.pipelines.ingestion.line_parser import LineParser
 
 COLUMNS = {
     "label": Column(name="c", role="label", type="number"),

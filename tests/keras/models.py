@@ -11,8 +11,8 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 import embedps
+from embedps.models.networks.dlrm import DLRM
 from embedps.tables.optimizers import Adagrad
-from models.networks.dlrm import DLRM
 
 DIM = 4
 FEATURES = ("C1", "C2", "C3")

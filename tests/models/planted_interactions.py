@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from embedps.data.dataset import Dataset
-from pipelines.ingestion.interactions import Options, make_dataset
+from embedps.pipelines.ingestion.interactions import Options, make_dataset
 
 USERS, ITEMS, CHOSEN, HELD_OUT = 200, 120, 14, 4
 

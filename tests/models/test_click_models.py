@@ -17,8 +17,8 @@ from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
+from embedps.models import _columns, dcn_v2, deepfm, fm, logistic_regression, wide_deep
 from embedps.tables import MinCount, SizeLimit, TimeToLive
-from models import _columns, dcn_v2, deepfm, fm, logistic_regression, wide_deep
 from tests import shipped
 from tests.builders import make_trainer
 

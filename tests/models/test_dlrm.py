@@ -20,9 +20,9 @@ from embedps.dtypes import COMPUTE_DTYPES
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.layers.embeddings import Embeddings
+from embedps.models import dlrm
+from embedps.models.networks.dlrm import DLRM
 from embedps.tables import FeatureSpec, TableSpec
-from models import dlrm
-from models.networks.dlrm import DLRM
 from tests import shipped
 from tests.builders import ROOT, TINY_DLRM, latest, make_trainer, write_dataset
 

@@ -15,7 +15,7 @@ from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
-from models import mmoe, ple
+from embedps.models import mmoe, ple
 from tests import every_column
 from tests.builders import make_trainer, write_dataset
 

@@ -16,9 +16,9 @@ from embedps.data.dataset_metadata import CategoricalFeature, Split
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.features.table_schema import Table
-from models import din, sasrec
-from models.networks.names import NEGATIVES
-from pipelines.ingestion.splits import SplitRule
+from embedps.models import din, sasrec
+from embedps.models.networks.names import NEGATIVES
+from embedps.pipelines.ingestion.splits import SplitRule
 from tests import commands
 from tests.builders import make_trainer
 from tests.pipelines.shop import make

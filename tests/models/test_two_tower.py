@@ -15,8 +15,14 @@ from embedps.data.corpus import Corpus
 from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
-from models import two_tower
-from models.networks.names import COUNTED, NEGATIVES, NEGATIVES_COUNTED, NEGATIVES_RATE, RATE
+from embedps.models import two_tower
+from embedps.models.networks.names import (
+    COUNTED,
+    NEGATIVES,
+    NEGATIVES_COUNTED,
+    NEGATIVES_RATE,
+    RATE,
+)
 from tests import commands
 from tests.builders import make_trainer
 from tests.models.planted_interactions import popularity_recall, write_dataset

@@ -13,7 +13,7 @@ import tensorflow as tf
 import embedps
 from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
-from models import fm, logistic_regression, mmoe, two_tower
+from embedps.models import fm, logistic_regression, mmoe, two_tower
 from tests import every_column
 from tests.builders import make_config
 from tests.keras.fitting import BATCH_ROWS, READ, fit_losses

@@ -13,7 +13,7 @@ import zstandard
 
 from embedps.data.dataset import Dataset
 from embedps.features.table_schema import LIST_TYPE, Table
-from pipelines.criteo_format import NUM_IDS, NUM_INTEGERS
+from embedps.pipelines.criteo_format import NUM_IDS, NUM_INTEGERS
 
 
 def make_line(

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from embedps.data.dataset import Dataset
 from embedps.features.table_schema import Table
-from pipelines.ingestion.make_dataset import make_dataset
-from pipelines.ingestion.options import HeldOut, Options
+from embedps.pipelines.ingestion.make_dataset import make_dataset
+from embedps.pipelines.ingestion.options import HeldOut, Options
 
 SHOP = """
 delimiter = ","

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from embedps.errors import UsageError
-from pipelines import describe, generate, ingest
-from pipelines.ingestion.options import parse_options
+from embedps.pipelines import describe, generate, ingest
+from embedps.pipelines.ingestion.options import parse_options
 
 
 @pytest.mark.parametrize("command", ["criteo", "ingest", "generate", "interactions", "describe"])

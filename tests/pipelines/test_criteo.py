@@ -19,10 +19,10 @@ import pytest
 
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
-from pipelines.criteo_format import FIELDS
-from pipelines.ingestion.input_files import find_inputs
-from pipelines.ingestion.make_dataset import make_dataset
-from pipelines.ingestion.options import HeldOut, Options, parse_options
+from embedps.pipelines.criteo_format import FIELDS
+from embedps.pipelines.ingestion.input_files import find_inputs
+from embedps.pipelines.ingestion.make_dataset import make_dataset
+from embedps.pipelines.ingestion.options import HeldOut, Options, parse_options
 from tests.pipelines.builders import files_of, make_line, make_lines, read_split, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def make(logs: Path | str, output: Path, **settings: object) -> Dataset:
 
 
 def run_cli(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipelines.criteo", *map(str, args)]
+    command = [sys.executable, "-m", "embedps.pipelines.criteo", *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -179,9 +179,9 @@ def test_cut_gzip_keeps_its_rows_and_is_counted(tmp_path: Path):
 
 
 def test_line_of_several_blocks_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipelines.ingestion.line_blocks.MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr("pipelines.ingestion.line_blocks._READ_BYTES", 512)
-    monkeypatch.setattr("pipelines.ingestion.line_blocks.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("embedps.pipelines.ingestion.line_blocks.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("embedps.pipelines.ingestion.line_blocks._READ_BYTES", 512)
+    monkeypatch.setattr("embedps.pipelines.ingestion.line_blocks.BLOCK_BYTES", 2000)
     lines = make_lines(30)
     log = write_log(tmp_path / "a.tsv", [*lines[:9], b"x" * 20_000, *lines[9:]])
     dataset = make(log, tmp_path / "out", num_shards=1)
@@ -324,7 +324,7 @@ def test_failing_pipeline_is_one_dataset_error(tmp_path: Path, monkeypatch: pyte
     def fail(*_: object) -> None:
         raise OSError("no space left on the device")
 
-    monkeypatch.setattr("pipelines.ingestion.beam_stages.write_shard", fail)
+    monkeypatch.setattr("embedps.pipelines.ingestion.beam_stages.write_shard", fail)
     with pytest.raises(DatasetError, match=r"pipeline failed: .*no space left on the device"):
         make(log, tmp_path / "out")
     assert os.listdir(tmp_path / "out") == ["_bad_lines.jsonl"]
@@ -361,7 +361,7 @@ def test_interrupt_leaves_nothing_that_looks_finished(
     # Small packed, and longer to parse than the signal takes to come.
     log = tmp_path / "a.tsv.gz"
     log.write_bytes(gzip.compress((make_line() + b"\n") * 50_000, 1) * 80)
-    command = [sys.executable, "-m", "pipelines.criteo", "--input", str(log)]
+    command = [sys.executable, "-m", "embedps.pipelines.criteo", "--input", str(log)]
     command += ["--output", str(tmp_path / "out"), *beam_flags]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

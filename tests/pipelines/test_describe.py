@@ -14,9 +14,9 @@ import pytest
 from embedps.console.tables import FINGERPRINTS
 from embedps.data.dataset import Dataset
 from embedps.features.text_values import fingerprint
-from pipelines.describe import main
-from pipelines.report import profile as profile_module
-from pipelines.report.profile import TopIds, make_profile
+from embedps.pipelines.describe import main
+from embedps.pipelines.report import profile as profile_module
+from embedps.pipelines.report.profile import TopIds, make_profile
 from tests.pipelines.builders import read_split
 from tests.pipelines.shop import load, make, make_records, write_csv
 

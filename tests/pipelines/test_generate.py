@@ -17,13 +17,18 @@ import pytest
 from embedps.console.command_line import run
 from embedps.errors import UsageError
 from embedps.features.table_schema import Table
-from pipelines.generate import main
-from pipelines.ingestion.line_blocks import LineBlock
-from pipelines.ingestion.line_parser import LineParser
-from pipelines.synthetic import click_log, planted_model
-from pipelines.synthetic.click_log import CHUNK_ROWS, Options, generate
-from pipelines.synthetic.click_rows import COUNT_COLUMNS, ID_COLUMNS, MISSING_RANK, draw_rows
-from pipelines.synthetic.planted_model import PlantedModel, sigmoid
+from embedps.pipelines.generate import main
+from embedps.pipelines.ingestion.line_blocks import LineBlock
+from embedps.pipelines.ingestion.line_parser import LineParser
+from embedps.pipelines.synthetic import click_log, planted_model
+from embedps.pipelines.synthetic.click_log import CHUNK_ROWS, Options, generate
+from embedps.pipelines.synthetic.click_rows import (
+    COUNT_COLUMNS,
+    ID_COLUMNS,
+    MISSING_RANK,
+    draw_rows,
+)
+from embedps.pipelines.synthetic.planted_model import PlantedModel, sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 100_000
@@ -265,7 +270,7 @@ def test_bad_flag_is_a_usage_error(flags: list[str], message: str):
 
 
 def test_command_line_ends_with_one_line_and_code_2_on_bad_flags():
-    command = [sys.executable, "-m", "pipelines.generate", "--rows", "x", "--output", "a.tsv"]
+    command = [sys.executable, "-m", "embedps.pipelines.generate", "--rows=x", "--output=a.tsv"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1

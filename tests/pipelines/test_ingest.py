@@ -215,9 +215,9 @@ def test_given_files_are_held_out(tmp_path: Path):
 
 def test_ragged_and_weighted_dataset_is_trained_on(tmp_path: Path):
     from embedps.cluster.embedded import EmbeddedCluster
+    from embedps.models import dlrm
     from embedps.run.config import TrainConfig
     from embedps.training.trainer import Trainer
-    from models import dlrm
 
     write_csv(tmp_path / "a.csv", make_records(600))
     dataset = make(load(tmp_path), tmp_path / "a.csv", tmp_path / "out")

@@ -14,10 +14,10 @@ import pytest
 
 from embedps.errors import DatasetError, UsageError
 from embedps.features.table_schema import Table
-from pipelines.ingestion import file_parser, input_files
-from pipelines.ingestion.input_files import find_inputs
-from pipelines.ingestion.line_parser import LineParser
-from pipelines.ingestion.lock import locked
+from embedps.pipelines.ingestion import file_parser, input_files
+from embedps.pipelines.ingestion.input_files import find_inputs
+from embedps.pipelines.ingestion.line_parser import LineParser
+from embedps.pipelines.ingestion.lock import locked
 from tests.pipelines.builders import make_lines, write_log
 from tests.pipelines.shop import NAMES, SHOP, bad_lines, load, make, make_records, write_csv
 

@@ -13,8 +13,8 @@ import pytest
 from embedps.data.corpus import Corpus
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
-from pipelines.ingestion.interactions import Options, make_dataset, read_items
-from pipelines.interactions import main
+from embedps.pipelines.ingestion.interactions import Options, make_dataset, read_items
+from embedps.pipelines.interactions import main
 from tests import commands
 
 TRAIN = "0 5 3 9\n1 3\n\n2\n7 9 5 5\n"
@@ -126,7 +126,7 @@ def test_the_command_says_what_it_wrote(folder: Path, capsys: pytest.CaptureFixt
 
 def test_a_mistake_is_one_line(folder: Path) -> None:
     files = (f"--train={folder}/no", "--test=x", f"--output={folder}/o")
-    process = commands.start("pipelines.interactions", *files)
+    process = commands.start("embedps.pipelines.interactions", *files)
     _, error = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "cannot be read" in error

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.moments import Moments
+from embedps.pipelines.moments import Moments
 
 
 @given(

@@ -21,11 +21,11 @@ from embedps.data.transforms_digest import KEY
 from embedps.errors import DatasetError, DimMismatchError, UsageError
 from embedps.features.transform_steps import Standardize
 from embedps.features.transforms import Transforms
+from embedps.pipelines import ingest
 from embedps.scheduling.arrivals import Arrivals
 from embedps.scheduling.ledger import LedgerOptions
 from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.training.file_watch import FileWatch
-from pipelines import ingest
 from tests.builders import TINY_DLRM, make_config, make_trainer
 from tests.pipelines.builders import files_of, read_split
 from tests.pipelines.shop import load, make

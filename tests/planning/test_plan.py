@@ -22,6 +22,7 @@ from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
+from embedps.models import dlrm
 from embedps.planning.plan import Plan, WorkersPlan, make_plan
 from embedps.planning.plan_config import PlanConfig
 from embedps.planning.plan_tables import print_plan
@@ -35,7 +36,6 @@ from embedps.tables import SizeLimit, TableSpec
 from embedps.tables.byte_limits import limited_bytes, limited_row_bytes
 from embedps.training.trainer import Trainer
 from embedps.training.training_setup import TrainingSetup, set_up
-from models import dlrm
 from tests.builders import MIXED, ROOT, TABLES, SumModel, write_dataset
 
 MODEL = dlrm.Config(embedding_dim=8, bottom_mlp=(64, 32), top_mlp=(64,))

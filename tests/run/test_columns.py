@@ -7,7 +7,7 @@ import pytest
 
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
-from models import dlrm
+from embedps.models import dlrm
 from tests.builders import write_dataset
 
 

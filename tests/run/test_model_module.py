@@ -3,23 +3,26 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from setuptools import find_packages
 
 from embedps.errors import UsageError
+from embedps.models import dlrm
 from embedps.run.config import TrainConfig
 from embedps.run.model_module import find_model, is_built_in
 from embedps.run.run_config import RunConfig, read_run
-from models import dlrm
 from tests.builders import ROOT, TINY_DLRM_FLAGS, write_dataset
 from tests.pipelines.shop import SHOP, load, make, make_records, write_csv
 
 RAISES = 'raise RuntimeError("this is a package of the user\'s")\n'
 OWN = """
 import dataclasses
-from models import dlrm
+from embedps.models import dlrm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +51,11 @@ def folder(tmp_path):
     return tmp_path / "cwd"
 
 
-def run(folder: Path, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: object, code: int = 0, python: str | Path = sys.executable
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [python, *map(str, arguments)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -59,6 +64,19 @@ def run(folder: Path, *arguments: object, code: int = 0) -> subprocess.Completed
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def install(form: str, folder: Path) -> Path:
+    """Installs this checkout beside the packages that it needs; gives the new interpreter."""
+    run(folder, "-m", "venv", "--without-pip", folder / "venv")
+    (site_packages,) = (folder / "venv").glob("lib/python3*/site-packages")
+    # As a plain folder of modules: what is installed as editable there stays unknown.
+    (site_packages / "shared.pth").write_text(str(Path(pa.__file__).parents[1]))
+    python = folder / "venv" / "bin" / "python"
+    flags = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+    pip = ("-m", "pip", "--python", python, "install", *flags)
+    run(ROOT, *pip, *(("--editable", ".") if form == "editable" else (".",)))
+    return python
 
 
 def flags_of(dataset, model_dir, *more):
@@ -83,30 +101,33 @@ def test_console_command_finds_the_built_in_model_beside_folders_of_the_same_nam
     assert "--embedding-dim" in run(folder, *arguments).stdout
 
 
-def test_shipped_packages_work_by_names_that_no_folder_hides(folder):
+def test_the_packages_work_beside_folders_of_the_same_name(folder):
     arguments = ("-m", "embedps.pipelines.ingest", "--help")
     assert "--schema" in run(folder, *arguments).stdout
     program = (
         "from embedps.models import dlrm\n"
-        "from embedps.run.shipped_packages import import_shipped\n"
-        "assert import_shipped('models.dlrm') is dlrm\n"
+        "from embedps.run.model_module import find_model\n"
+        "assert find_model('dlrm') is dlrm\n"
     )
     run(folder, "-c", program)
 
 
-def test_a_shipped_module_is_loaded_once_by_either_name():
+def test_a_second_copy_of_the_models_is_refused_in_a_checkout():
+    done = run(ROOT, "-c", "from models import dlrm", code=1)
+    assert "must be imported as embedps.models, but this is models" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["criteo", "describe", "generate", "ingest", "interactions"])
+def test_a_command_of_the_checkout_loads_no_second_copy(command):
     program = (
-        "import sys\n"
-        "from embedps.models import dlrm as first\n"
-        "from models import dlrm as second\n"
-        "import models.fm as third, embedps.models.fm as fourth\n"
-        "from embedps.pipelines.ingestion import options as fifth\n"
-        "from pipelines.ingestion import options as sixth\n"
-        "assert first is second and third is fourth and fifth is sixth\n"
-        "assert [m.__spec__.name for m in (first, third, fifth)] == "
-        "['models.dlrm', 'models.fm', 'pipelines.ingestion.options']\n"
+        "import runpy, sys\n"
+        "sys.argv[1:] = ['--help']\n"
+        f"try: runpy.run_module('pipelines.{command}', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert [m for m in sys.modules if m.partition('.')[0] == 'pipelines'] == ['pipelines']\n"
+        "assert [m for m in sys.modules if m.startswith('embedps.pipelines.')]\n"
     )
-    run(ROOT, "-c", program)
+    assert run(ROOT, "-c", program).stdout.startswith("usage: python -m embedps.pipelines.")
 
 
 def test_raw_reads_the_transforms_beside_folders_of_the_same_name(folder, tmp_path):
@@ -124,37 +145,48 @@ def test_raw_reads_the_transforms_beside_folders_of_the_same_name(folder, tmp_pa
     run(folder, "-c", program)
 
 
+def test_an_install_brings_one_name():
+    """A wheel holds the packages that setuptools finds."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = find_packages(str(ROOT), include=declared["packages"]["find"]["include"])
+    assert {name.partition(".")[0] for name in found} == {"embedps"}
+    assert {"embedps.models.networks", "embedps.pipelines.ingestion"} <= set(found)
+
+
 @pytest.mark.slow
-def test_whole_commands_work_beside_folders_of_the_same_name(folder, tmp_path):
+@pytest.mark.parametrize("form", ["wheel", "editable"])
+def test_installed_package_works_beside_folders_of_the_same_name(form, folder, tmp_path):
+    python = install(form, tmp_path)
+    found = "import importlib.util as u; print(*map(u.find_spec, ('models', 'pipelines')))"
+    assert run(tmp_path, "-I", "-c", found, python=python).stdout == "None None\n"
+
+    def module(name: str, *arguments: object) -> str:
+        return run(folder, "-m", f"embedps.{name}", *arguments, python=python).stdout
+
     logs = write_csv(tmp_path / "logs.csv", make_records(300))
     (tmp_path / "schema.toml").write_text(SHOP)
     flags = ("--schema", tmp_path / "schema.toml", "--input", logs, "--output", "SHOP")
     workers = ("--num-shards=2", "--direct_num_workers=2", "--direct_running_mode=multi_processing")
-    run(folder, "-m", "embedps.pipelines.ingest", *flags, *workers)
-    assert "label rate" in run(folder, "-m", "embedps.pipelines.describe", "SHOP").stdout
-    program = (
-        "from embedps import EvaluationConfig, TrainConfig, Trainer\n"
-        "from embedps.models import logistic_regression\n"
-        "off = EvaluationConfig(mode='none')\n"
-        "config = TrainConfig(data='SHOP', model_dir='M', model='logistic_regression', "
-        "evaluation=off)\n"
-        "Trainer.from_config(config, logistic_regression.Config()).fit()\n"
-    )
-    run(folder, "-c", program)
-    raw = ("--model-dir=M", "--raw", "--input", logs, "--output", "scores")
-    run(folder, "-m", "embedps.predict", *raw)
+    module("pipelines.ingest", *flags, *workers)
+    assert "label rate" in module("pipelines.describe", "SHOP")
+    module("pipelines.generate", "--rows=300", "--output=day_0.tsv")
+    module("pipelines.criteo", "--input=day_0.tsv", "--output=CRITEO")  # a schema that comes along
+    train = ("train", "--model=logistic_regression", "--data=SHOP", "--model-dir=M")
+    script = run(folder, python.with_name("embedps"), *train, python=python)
+    assert "Held-out scores" in script.stdout
+    module("predict", "--model-dir=M", "--raw", "--input", logs, "--output=scores")
     assert pq.read_table(folder / "scores").num_rows == 300
-
-
-def test_benchmarks_say_in_one_line_that_a_folder_clashes(folder):
-    done = run(folder, "-m", "benchmarks", "--help", code=1)
-    assert done.stderr.count("\n") == 1
-    assert "embedps: the package 'models' must be " in done.stderr
-    assert done.stderr.endswith("start the command in another directory\n")
-
-
-def test_built_in_model_is_the_same_module_where_nothing_clashes():
-    assert find_model("dlrm") is dlrm
+    program = (
+        "import embedps\n"
+        "from embedps.models import dlrm, logistic_regression\n"
+        f"assert embedps.__file__.startswith({str(ROOT)!r}) == {form == 'editable'}\n"
+        "off = embedps.EvaluationConfig(mode='none')\n"
+        "config = embedps.TrainConfig(data='SHOP', model_dir='N', model='logistic_regression', "
+        "evaluation=off)\n"
+        "embedps.Trainer.from_config(config, logistic_regression.Config()).fit()\n"
+        "assert embedps.Transforms.load('SHOP').table.features\n"
+    )
+    run(folder, "-c", program, python=python)
 
 
 @pytest.mark.slow

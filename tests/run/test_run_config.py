@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from embedps.engine.dense_optimizer import NUM_OPTIMIZER_SLOTS
 from embedps.errors import UsageError
+from embedps.models import dlrm
 from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
 from embedps.run.evaluation_config import EvaluationConfig
 from embedps.run.optimizer_config import DenseOptimizer, OptimizerConfig
 from embedps.run.run_config import FILE_NAME, RunConfig, read_run
-from models import dlrm
 from tests.builders import TINY_DLRM
 
 STORED = Path(__file__).parent / "stored" / FILE_NAME  # by the commit before the groups

@@ -7,12 +7,12 @@ import pytest
 
 from embedps import TrainConfig, Trainer
 from embedps.errors import DatasetError, UsageError
+from embedps.models import dlrm
+from embedps.models._columns import click_recommender
 from embedps.scheduling.event_clock import EventAges, EventClock
 from embedps.scheduling.ledger import Ledger, LedgerOptions
 from embedps.tables import FeatureSpec, TimeToLive
 from embedps.tables.specs import event_secs_of
-from models import dlrm
-from models._columns import click_recommender
 from tests.builders import TINY_DLRM, make_rows, write_dataset
 from tests.tables.builders import make_table, rows_of
 

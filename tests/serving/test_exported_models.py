@@ -16,9 +16,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.item_file import read_items
-from embedps.serving.export_model import export_model
-from embedps.serving.stock_index import StockIndex
-from models import (
+from embedps.models import (
     dcn_v2,
     deepfm,
     din,
@@ -31,6 +29,8 @@ from models import (
     two_tower,
     wide_deep,
 )
+from embedps.serving.export_model import export_model
+from embedps.serving.stock_index import StockIndex
 from tests import every_column, shipped
 from tests.builders import MIXED, SumModel, latest, make_trainer, write_dataset
 from tests.models import planted_interactions

@@ -19,9 +19,9 @@ import embedps
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.models import dlrm
 from embedps.run.run_config import read_run
 from embedps.training.trainer import Trainer
-from models import dlrm
 from tests.builders import (
     ROOT,
     TINY_DLRM,
@@ -37,7 +37,7 @@ BY_NAME = """
 import sys
 from embedps.run.config import TrainConfig
 from embedps.training.trainer import Trainer
-from models import dlrm
+from embedps.models import dlrm
 
 config = TrainConfig.from_options(
     data=sys.argv[1],
@@ -108,7 +108,7 @@ CANNOT_SCORE = """
 import dataclasses
 import sys
 from embedps.errors import UsageError
-from models import dlrm
+from embedps.models import dlrm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -277,7 +277,9 @@ def test_model_is_the_one_that_the_config_names(tmp_path, dataset):
 
     with pytest.raises(UsageError, match=r"there is no module absent"):
         make("absent")
-    with pytest.raises(UsageError, match=r"model_config must be a models.dlrm.Config but got a"):
+    with pytest.raises(
+        UsageError, match=r"model_config must be a embedps.models.dlrm.Config but got a"
+    ):
         make("dlrm", {"embedding_dim": 4})
     trainer = make(None, dlrm.Config(embedding_dim=2, bottom_mlp=(3,), top_mlp=(3,)))
     trainer.close()

@@ -18,12 +18,12 @@ from apache_beam.testing.util import assert_that, equal_to
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError
 from embedps.features.table_schema import Table
-from pipelines.ingestion.beam_runner import make_pipeline, run_pipeline
-from pipelines.ingestion.beam_stages import ParseFile, WriteShard, build, fit_transforms
-from pipelines.ingestion.ingest_job import IngestJob
-from pipelines.ingestion.input_files import find_inputs
-from pipelines.ingestion.make_dataset import make_dataset
-from pipelines.ingestion.options import Options
+from embedps.pipelines.ingestion.beam_runner import make_pipeline, run_pipeline
+from embedps.pipelines.ingestion.beam_stages import ParseFile, WriteShard, build, fit_transforms
+from embedps.pipelines.ingestion.ingest_job import IngestJob
+from embedps.pipelines.ingestion.input_files import find_inputs
+from embedps.pipelines.ingestion.make_dataset import make_dataset
+from embedps.pipelines.ingestion.options import Options
 from tests.pipelines.builders import files_of, make_lines, write_log
 
 NUM_LINES = (50, 70)

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from embedps.features.table_schema import Table
-from pipelines.ingestion import column_statistics
-from pipelines.ingestion.column_statistics import ColumnStatistics
-from pipelines.ingestion.work_dir import WorkDir
+from embedps.pipelines.ingestion import column_statistics
+from embedps.pipelines.ingestion.column_statistics import ColumnStatistics
+from embedps.pipelines.ingestion.work_dir import WorkDir
 from tests.pipelines.builders import make_rows, make_table
 
 

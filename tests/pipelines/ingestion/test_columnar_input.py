@@ -16,10 +16,10 @@ import pytest
 from embedps.errors import DatasetError
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
-from pipelines.ingestion import columnar_input
-from pipelines.ingestion.bad_lines import BadLine
-from pipelines.ingestion.columnar_input import read_rows
-from pipelines.ingestion.job_progress import estimate_rows
+from embedps.pipelines.ingestion import columnar_input
+from embedps.pipelines.ingestion.bad_lines import BadLine
+from embedps.pipelines.ingestion.columnar_input import read_rows
+from embedps.pipelines.ingestion.job_progress import estimate_rows
 
 LABEL = {"name": "y", "as": "label"}
 USER = {"name": "user", "as": "categorical", "type": "string"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embedps.errors import UsageError
-from pipelines.ingestion.input_files import find_inputs
+from embedps.pipelines.ingestion.input_files import find_inputs
 
 FILES = (
     "_SUCCESS",

@@ -12,8 +12,13 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.ingestion import line_blocks
-from pipelines.ingestion.line_blocks import LineBlock, LineBlockReader, ReadAhead, checksum_of
+from embedps.pipelines.ingestion import line_blocks
+from embedps.pipelines.ingestion.line_blocks import (
+    LineBlock,
+    LineBlockReader,
+    ReadAhead,
+    checksum_of,
+)
 from tests.pipelines.builders import make_lines
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from embedps.errors import DatasetError
 from embedps.features.table_schema import Table
 from embedps.features.transforms import Transforms
-from pipelines.criteo_format import FIELDS, IDS, INTEGERS
-from pipelines.ingestion.bad_lines import BadLine
-from pipelines.ingestion.line_blocks import LineBlock
-from pipelines.ingestion.line_parser import LineParser
+from embedps.pipelines.criteo_format import FIELDS, IDS, INTEGERS
+from embedps.pipelines.ingestion.bad_lines import BadLine
+from embedps.pipelines.ingestion.line_blocks import LineBlock
+from embedps.pipelines.ingestion.line_parser import LineParser
 from tests.pipelines.builders import make_line, make_lines
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
-from pipelines.ingestion.line_blocks import LineBlock
-from pipelines.ingestion.line_parser import LineParser
-from pipelines.ingestion.path_columns import path_columns
+from embedps.pipelines.ingestion.line_blocks import LineBlock
+from embedps.pipelines.ingestion.line_parser import LineParser
+from embedps.pipelines.ingestion.path_columns import path_columns
 
 NAMES = ["day", "city", "x", "e", "part"]
 COLUMNS = [

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
-from pipelines.ingestion import line_blocks
-from pipelines.ingestion.bad_lines import BadLine
-from pipelines.ingestion.line_blocks import LineBlockReader
-from pipelines.ingestion.line_parser import LineParser
+from embedps.pipelines.ingestion import line_blocks
+from embedps.pipelines.ingestion.bad_lines import BadLine
+from embedps.pipelines.ingestion.line_blocks import LineBlockReader
+from embedps.pipelines.ingestion.line_parser import LineParser
 
 TABLE = Table.parse(
     {

@@ -14,7 +14,7 @@ from embedps.errors import UsageError
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
 from embedps.features.transforms import Transforms
-from pipelines.ingestion.raw_records import RawReader
+from embedps.pipelines.ingestion.raw_records import RawReader
 
 COLUMNS = [
     {"name": "y", "as": "label"},

@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 
 from embedps.features.table_schema import Table
 from embedps.features.transforms import Transforms
-from pipelines.ingestion import shard_writer, sorted_runs
-from pipelines.ingestion.shard_writer import ShardTask, columns_for_dictionary, write_shard
-from pipelines.ingestion.sorted_runs import SortedRunReader, SortedRunRecord, SortedRunWriter
-from pipelines.ingestion.work_dir import SPLITS, WorkDir
+from embedps.pipelines.ingestion import shard_writer, sorted_runs
+from embedps.pipelines.ingestion.shard_writer import ShardTask, columns_for_dictionary, write_shard
+from embedps.pipelines.ingestion.sorted_runs import (
+    SortedRunReader,
+    SortedRunRecord,
+    SortedRunWriter,
+)
+from embedps.pipelines.ingestion.work_dir import SPLITS, WorkDir
 from tests.pipelines.builders import make_rows, make_table
 
 

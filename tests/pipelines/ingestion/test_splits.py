@@ -8,8 +8,8 @@ import pytest
 
 from embedps.errors import UsageError
 from embedps.features.table_schema import LIST_TYPE, Table
-from pipelines.ingestion.options import parse_options
-from pipelines.ingestion.splits import SplitRule, hash_rows
+from embedps.pipelines.ingestion.options import parse_options
+from embedps.pipelines.ingestion.splits import SplitRule, hash_rows
 
 TABLE = Table.parse(
     {

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from embedps.errors import DatasetError
-from pipelines.ingestion.line_blocks import LineBlockReader
+from embedps.pipelines.ingestion.line_blocks import LineBlockReader
 
 TEXT = "clicked,user\n" + "1,ué\n0,v\n" * 100
 

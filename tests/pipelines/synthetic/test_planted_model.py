@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.synthetic import planted_model
-from pipelines.synthetic.click_rows import ID_COLUMNS, ClickRows, draw_rows, rank_probability
-from pipelines.synthetic.planted_model import (
+from embedps.pipelines.synthetic import planted_model
+from embedps.pipelines.synthetic.click_rows import (
+    ID_COLUMNS,
+    ClickRows,
+    draw_rows,
+    rank_probability,
+)
+from embedps.pipelines.synthetic.planted_model import (
     SHARES,
     PlantedModel,
     expected_auc,

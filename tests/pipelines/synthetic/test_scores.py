@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipelines.synthetic.scores import Score
+from embedps.pipelines.synthetic.scores import Score
 
 
 def test_scores_of_blocks_add_up_to_the_exact_ones():

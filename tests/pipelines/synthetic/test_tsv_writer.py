@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.synthetic.click_rows import MISSING_RANK, ClickRows
-from pipelines.synthetic.tsv_writer import format_rows, hash_id
+from embedps.pipelines.synthetic.click_rows import MISSING_RANK, ClickRows
+from embedps.pipelines.synthetic.tsv_writer import format_rows, hash_id
 
 MAX_COUNT = 99_999_999
 VALUES = st.one_of(

@@ -22,6 +22,7 @@ from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.data.corpus import Corpus
 from embedps.data.dataset import Dataset
 from embedps.evaluation.item_file import read_items
+from embedps.models import two_tower
 from embedps.run.run_config import read_run
 from embedps.serving.export_model import export_model
 from embedps.serving.server import item_search, ivf_index, messages
@@ -30,7 +31,6 @@ from embedps.serving.server.item_search import ItemSearch
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.requests import Request
 from embedps.serving.server.top_k_format import TopKRequest
-from models import two_tower
 from tests.builders import make_config
 from tests.models import planted_interactions
 from tests.processors import check_stock

@@ -93,17 +93,17 @@ def answer_of(connection: Any) -> tuple[int, bytes]:
     reader = h11.Connection(h11.CLIENT)
     reader.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
     reader.send(h11.EndOfMessage())
-    code, body = 0, b""
+    code, size, body = 0, 0, bytearray()
     while True:
         event = reader.next_event()
         if event is h11.NEED_DATA:
-            reader.receive_data(connection.recv(1))
+            reader.receive_data(connection.recv(max(1, size - len(body))))
         elif isinstance(event, h11.Response):
-            code = event.status_code
+            code, size = event.status_code, int(dict(event.headers).get(b"content-length", 0))
         elif isinstance(event, h11.Data):
             body += event.data
         elif isinstance(event, h11.EndOfMessage):
-            return code, body
+            return code, bytes(body)
 
 
 def answers_in(data: bytes) -> list[int]:

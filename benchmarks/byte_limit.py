@@ -49,8 +49,9 @@ from embedps import kernels
 from embedps.config_fields import option
 from embedps.server import keep_freed_memory
 from embedps.splitmix import mix
-from embedps.tables import MinCount, RowwiseAdagrad, SizeLimit, admission, ops
-from embedps.tables.eviction import EvictionPolicy, store_attributes
+from embedps.tables import Initializer, MinCount, SizeLimit, TableSpec, new_store, ops
+from embedps.tables.byte_limits import ServerLimit
+from embedps.tables.eviction import EvictionPolicy
 
 STREAMS = ("new", "zipf", "alternating", "sweeps", "rare_saves")
 COUNTING = ("counters", "counters_zipf", "counters_first")
@@ -110,23 +111,20 @@ class EvictingTable:
         self._cut = -1
         self._step = 0
         self._gradients = gradients(dim)
+        table = TableSpec(
+            name=name,
+            dim=dim,
+            initializer=Initializer.uniform(0.25),
+            admission=MinCount(count=2) if counts else None,
+            eviction=tuple(policies),
+        )
+        limit = ServerLimit(max_bytes=max_server_bytes) if max_server_bytes else None
         self.store = ops.row_store(
             container="byte-limit",
             shared_name=name,
             group=name,
-            dim=dim,
-            optimizer=RowwiseAdagrad.kind,
-            **RowwiseAdagrad().settings(),
-            tables=[name],
-            seeds=[0],
-            initializers=["uniform"],
-            initializer_lows=[-0.25],
-            initializer_highs=[0.25],
-            max_rows=[0],
-            **store_attributes([policies], num_shards=1),
+            **new_store.attributes([table], server_limit=limit),
             server_memory="server-memory",
-            max_server_bytes=max_server_bytes,
-            **admission.store_attributes([MinCount(count=2) if counts else None]),
             keeps_evicted=evicted is not None,
         )
         self._next_evicted_file()

@@ -51,7 +51,7 @@ from benchmarks.layout import Part, figures, spread
 from embedps import kernels
 from embedps.config_fields import option
 from embedps.splitmix import mix
-from embedps.tables import RowwiseAdagrad, ops
+from embedps.tables import TableSpec, new_store, ops
 from embedps.tables.row_hashes import row_hashes
 
 DIM = 16
@@ -85,15 +85,7 @@ class OneTable:
             container=f"growth-{name}",
             shared_name=name,
             group=name,
-            dim=DIM,
-            optimizer=RowwiseAdagrad.kind,
-            **RowwiseAdagrad().settings(),
-            tables=[name],
-            seeds=[0],
-            initializers=["uniform"],
-            initializer_lows=[-0.25],
-            initializer_highs=[0.25],
-            max_rows=[0],
+            **new_store.attributes([TableSpec(name=name, dim=DIM)]),
         )
 
     def lookup(self, ids: npt.NDArray[np.int64], *, insert: bool) -> float:

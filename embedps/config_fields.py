@@ -140,7 +140,7 @@ def check(config: Any) -> None:
 
 
 def check_types(config: Any, whose: str) -> None:
-    """Checks the types of a frozen dataclass's numbers, texts and bools; not their bounds.
+    """Checks the types of a frozen dataclass's numbers, texts, bools and choices; not their bounds.
 
     A NumPy integer becomes the plain one that it stands for.
 
@@ -155,7 +155,8 @@ def check_types(config: Any, whose: str) -> None:
     for field in dataclasses.fields(config):
         hint, given = hints[field.name], getattr(config, field.name)
         kind = without_none(hint)
-        if kind not in (int, float, bool, str) or (kind is float and isinstance(given, float)):
+        is_checked = kind in (int, float, bool, str) or typing.get_origin(kind) is Literal
+        if not is_checked or (kind is float and isinstance(given, float)):
             continue
         value = check_value(f"{whose}{field.name}", hint, given, {})
         if kind is int:

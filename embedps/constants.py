@@ -1,36 +1,45 @@
 """Constants that Python shares with the C++ kernels.
 
-Their values are written once, in kernels/runtime/constants.h. This module reads them from there.
+Their values are written once, in C++ headers. This module reads them from there.
 """
 
 import re
 from pathlib import Path
 from typing import Final
 
-_HEADER = Path(__file__).parent / "kernels" / "runtime" / "constants.h"
-_DEFINITION = re.compile(
-    r"^inline constexpr (?:const )?(?:char\*?|int|int64_t|uint64_t) (k\w+)(?:\[\])? = ([^;]+);",
-    re.MULTILINE,
+_KERNELS = Path(__file__).parent / "kernels"
+_HEADER = _KERNELS / "runtime" / "constants.h"
+_KIND_HEADERS = tuple(
+    _KERNELS / name
+    for name in (
+        "lookup/combiner.h",
+        "store/admission.h",
+        "store/eviction.h",
+        "store/initializers.h",
+        "store/optimizers.h",
+    )
 )
+_NUMBER_OR_TEXT = re.compile(
+    r"^inline constexpr (?:char|int|int64_t|uint64_t) (k\w+)(?:\[\])? = ([^;]+);", re.MULTILINE
+)
+_LIST = re.compile(r"^inline constexpr const char\* (k\w+)\[\] = ([^;]+);", re.MULTILINE)
+_QUOTED = re.compile(r'"([^"]*)"')
 
 
-def _read(text: str) -> tuple[dict[str, int], dict[str, str], dict[str, tuple[str, ...]]]:
-    """Returns the numbers, the strings and the lists of strings that a header defines, by name."""
-    numbers: dict[str, int] = {}
-    strings: dict[str, str] = {}
-    lists: dict[str, tuple[str, ...]] = {}
-    for name, value in _DEFINITION.findall(text):
-        quoted = re.findall(r'"([^"]*)"', value)
-        if value.startswith("{"):
-            lists[name] = tuple(quoted)
-        elif quoted:
-            strings[name] = quoted[0]
-        else:
-            numbers[name] = int(value, 0)
-    return numbers, strings, lists
+def _read(text: str) -> tuple[dict[str, int], dict[str, str]]:
+    """Returns the numbers and the strings that a header defines, by name."""
+    found = _NUMBER_OR_TEXT.findall(text)
+    strings = {name: quoted[0] for name, value in found if (quoted := _QUOTED.findall(value))}
+    return {name: int(value, 0) for name, value in found if name not in strings}, strings
 
 
-_NUMBERS, _STRINGS, _LISTS = _read(_HEADER.read_text())
+def _read_lists(text: str) -> dict[str, tuple[str, ...]]:
+    """Returns the lists of strings that a header defines, by name."""
+    return {name: tuple(_QUOTED.findall(value)) for name, value in _LIST.findall(text)}
+
+
+_NUMBERS, _STRINGS = _read(_HEADER.read_text())
+_LISTS = _read_lists("".join(path.read_text() for path in (_HEADER, *_KIND_HEADERS)))
 
 SPLITMIX_INCREMENT: Final = _NUMBERS["kSplitMixIncrement"]
 SPLITMIX_MULTIPLIERS: Final = (_NUMBERS["kSplitMixMultiplier1"], _NUMBERS["kSplitMixMultiplier2"])
@@ -70,6 +79,7 @@ OPTIMIZER_SLOT_DTYPES: Final = _LISTS["kOptimizerSlotDtypes"]
 
 OPTIMIZER_KINDS: Final = _LISTS["kOptimizerKinds"]
 INITIALIZER_KINDS: Final = _LISTS["kInitializerKinds"]
+ADMISSION_KINDS: Final = _LISTS["kAdmissionKinds"]
 EVICTION_ORDERS: Final = _LISTS["kEvictionOrders"]
 EVICTION_CAUSES: Final = _LISTS["kEvictionCauses"]
 COMBINERS: Final = _LISTS["kCombiners"]

@@ -11,6 +11,7 @@ from embedps.config_fields import check, option
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.tables import Initializer
+from embedps.tables.optimizers import BY_KIND
 from embedps.tables.table_options import PolicyOptions, TableOptions
 
 from ._columns import click_recommender, declare
@@ -21,7 +22,7 @@ class Config(PolicyOptions):
     """Logistic regression's options."""
 
     sparse_optimizer: str = option(
-        "adagrad", "of the ids' weights: sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"
+        "adagrad", "optimizer of the ids' weights", choices=tuple(BY_KIND)
     )
 
     row_weight_decay: float = option(

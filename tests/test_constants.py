@@ -1,7 +1,7 @@
 """Constants that Python shares with the C++ kernels are what both sides use."""
 
 import re
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import tensorflow as tf
 from embedps import constants, kernels
 from embedps.checkpoint.format.quantize import OptimizerSlotEncoding, RowEncoding
 from embedps.splitmix import mix, unmix
-from embedps.tables import Initializer, optimizers, specs
+from embedps.tables import Initializer, admission, eviction, optimizers, specs
 from tests.kernels import twins
 from tests.tables.builders import ids, look, make_collection, make_table
 
@@ -19,8 +19,9 @@ IDS = [0, 1, -1, 2**63 - 1, -(2**63), *range(2, 500)]
 
 
 def test_every_definition_of_the_header_is_read():
-    defined = re.findall(r"^inline constexpr .*?(k\w+)", constants._HEADER.read_text(), re.M)
-    read = [*constants._NUMBERS, *constants._STRINGS, *constants._LISTS]
+    text = constants._HEADER.read_text()
+    defined = re.findall(r"^inline constexpr .*?(k\w+)", text, re.M)
+    read = [*constants._NUMBERS, *constants._STRINGS, *constants._read_lists(text)]
     assert len(defined) > 20
     assert sorted(read) == sorted(defined)
 
@@ -39,10 +40,10 @@ def test_python_types_name_what_the_kernels_name():
     assert get_args(specs.RowDtype) == constants.ROW_DTYPES
     assert get_args(specs.SlotDtype) == constants.OPTIMIZER_SLOT_DTYPES
     assert get_args(specs.Combiner) == constants.COMBINERS
+    assert get_args(specs.InitializerKind) == constants.INITIALIZER_KINDS
+    assert get_args(eviction.Order) == constants.EVICTION_ORDERS
     assert tuple(optimizers.BY_KIND) == constants.OPTIMIZER_KINDS
-    kinds: tuple[Any, ...] = constants.INITIALIZER_KINDS
-    for kind in kinds:
-        assert Initializer(kind=kind, low=0.0, high=1.0).kind == kind
+    assert ("always", *admission.BY_KIND) == constants.ADMISSION_KINDS
 
 
 def test_mix_of_pipelines_is_the_hash_of_the_kernels():

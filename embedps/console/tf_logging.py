@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 # What surrounds the message of an op that ran by itself.
-_EAGER_OP = re.compile(r"^\{\{function_node \S+\}\} | \[Op:\w+\]( name: \S*)?$")
+_EAGER_OP = re.compile(r"^\{\{function_node \S+\}\} | \[Op:\w+\]( name:( \S*)?)?$")
 # Where several ops failed: "2 root error(s) found.", then "  (0) CODE: message", and so on.
 _FIRST_ROOT = re.compile(
     r"\d+ root error\(s\) found\.\s+\(0\) [\w ]+: (.*?)(?:\n +\(1\) |\Z)", re.S

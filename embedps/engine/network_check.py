@@ -16,7 +16,7 @@ from embedps.engine.random_numbers import unseeded
 from embedps.engine.step_model import StepModel
 from embedps.engine.variable_stand_ins import standing_in
 from embedps.errors import UsageError
-from embedps.tables.optimizers import Ftrl, LazyAdam
+from embedps.tables import optimizers
 
 # TensorFlow does not tell which ops of lookup tables write.
 _TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
@@ -159,19 +159,21 @@ def _trace(model: StepModel, strategy: tf.distribute.Strategy, *, training: bool
 def _tables_without_gradient(model: StepModel, trace: _Trace) -> frozenset[str]:
     """Names them; refuses a table with a gradient by some features only, if others' rows move."""
     learning = {f.table_name: f.name for f in model.features if f.name in trace.differentiated}
-    optimizers = {table.name: table.optimizer for table in model.tables}
+    by_table = {table.name: table.optimizer for table in model.tables}
+    still = [cls.__name__ for cls in optimizers.BY_KIND.values() if not cls.moves_by_zero]
     for feature in model.features if model.rows_learn else ():
         name, table = feature.name, feature.table_name
-        optimizer = optimizers[table]
-        moves = isinstance(optimizer, Ftrl | LazyAdam) or optimizer.weight_decay
+        optimizer = by_table[table]
+        moves = optimizer.moves_by_zero or optimizer.weight_decay
         if moves and name not in trace.differentiated and table in learning:
             raise UsageError(
                 f"feature {name!r} gets no gradient: the loss does not depend on its rows, or only "
                 f"by tf.stop_gradient; but {learning[table]!r} trains the same table {table!r}, "
-                f"and {optimizer} would change rows that only {name!r} shows: give the table SGD, "
-                f"Adagrad or RowwiseAdagrad without weight_decay, or {name!r} a table of its own"
+                f"and {optimizer} would change rows that only {name!r} shows: give the table "
+                f"{', '.join(still[:-1])} or {still[-1]} without weight_decay, or {name!r} a table "
+                "of its own"
             )
-    return frozenset(optimizers) - learning.keys()
+    return frozenset(by_table) - learning.keys()
 
 
 def _check_state(model: StepModel, trace: _Trace) -> None:

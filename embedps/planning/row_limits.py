@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedps.planning.dataset_ids import TableRows
-from embedps.tables.admission import MinCount
 from embedps.tables.byte_limits import STRIPES, ServerLimit, limited_bytes, places
 from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec
@@ -97,7 +96,7 @@ class _Shards:
         self.kept = np.minimum(self._asked, most)
         own = size.max_bytes // num_ps if size else 0
         self._pieces_by = min((limit for limit in (own, server_part) if limit), default=0)
-        if isinstance(table.admission, MinCount):
+        if table.admission is not None and table.admission.counts:
             own -= own // _COUNTER_PARTS
         self._most_grown = (
             _most_rows(lambda rows: self.bytes_of(rows) <= own) if own else _MOST_ROWS

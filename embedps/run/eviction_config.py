@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 from embedps.config_fields import MAX_INT64, check, option
+from embedps.tables.eviction import Order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class EvictionConfig:
         least=0,
         most=MAX_INT64,
     )
-    server_eviction_order: Literal["least_recent", "least_frequent"] = option(
+    server_eviction_order: Order = option(
         "least_recent",
         "which rows are displaced at --max-server-bytes in tables without a limit of their own: "
         "the least recently or least frequently updated",

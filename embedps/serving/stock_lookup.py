@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -161,6 +161,13 @@ def _as_held(values: tf.Tensor, table: TableSpec) -> tf.Tensor:
     return tf.cast(tf.cast(tf.clip_by_value(values, dtype.min, dtype.max), dtype), tf.float32)
 
 
+# By combiner, what a sum of so many rows is divided by.
+_DIVISORS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "mean": tf.identity,
+    "sqrtn": tf.sqrt,
+}
+
+
 def _combine(
     feature: FeatureSpec, rows: tf.Tensor, splits: tf.Tensor | None, dim: int
 ) -> Activation:
@@ -179,6 +186,5 @@ def _combine(
         return sums
     # In float64, and rounded after each operation: the bits of float32, by whatever instruction.
     count = tf.cast(tf.maximum(lengths, 1), tf.float64)
-    if feature.combiner == "sqrtn":
-        count = tf.cast(tf.cast(tf.sqrt(count), tf.float32), tf.float64)
-    return sums * tf.cast(1 / count, tf.float32)[:, None]
+    divisor = tf.cast(tf.cast(_DIVISORS[feature.combiner](count), tf.float32), tf.float64)
+    return sums * tf.cast(1 / divisor, tf.float32)[:, None]

@@ -1,17 +1,36 @@
 """Policies of admission: which ids of a table get a row."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from embedps.config_fields import check_types
 from embedps.constants import MAX_MIN_COUNT
 from embedps.errors import UsageError
 
+__all__ = ["Chance", "MinCount"]
+
 _MAX_STEPS = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinCount:
+class Admission:
+    """Decides which ids of a table get a row. kernels/store/admission.h says how."""
+
+    kind: ClassVar[str]
+    counts: ClassVar[bool] = False  # ids without a row have counters
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a checkpoint stores."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    def store_settings(self) -> dict[str, Any]:
+        """Returns what a row store is told."""
+        fields = {f"admission.{name}": value for name, value in dataclasses.asdict(self).items()}
+        return {"admission": self.kind, **fields}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinCount(Admission):
     """Admits an id by the `count`-th example that shows it; exact.
 
     An example that shows an id several times, in one feature or in several of the table's, counts
@@ -27,6 +46,8 @@ class MinCount:
         multiple of 1024; 0 never does.
     """
 
+    kind: ClassVar[str] = "min_count"
+    counts: ClassVar[bool] = True
     count: int
     expire_steps: int = 0
 
@@ -39,13 +60,9 @@ class MinCount:
                 f"MinCount.expire_steps must be in [0, {_MAX_STEPS}] but got {self.expire_steps}"
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns what a checkpoint stores."""
-        return {"kind": "min_count", **dataclasses.asdict(self)}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chance:
+class Chance(Admission):
     """Admits an id by each example that shows it with a probability, without any memory.
 
     Whether it does is a function of (seed, table name, id, occurrence). An occurrence is the number
@@ -58,6 +75,7 @@ class Chance:
       probability: above 0 and below 1; in steps of 2^-32.
     """
 
+    kind: ClassVar[str] = "chance"
     probability: float
 
     def __post_init__(self) -> None:
@@ -65,24 +83,5 @@ class Chance:
         if not 2**-32 <= self.probability < 1:
             raise UsageError(f"Chance.probability must be in [2^-32, 1) but got {self.probability}")
 
-    @property
-    def threshold(self) -> int:
-        """2^32 times the probability, rounded down."""
-        return int(self.probability * 2**32)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns what a checkpoint stores."""
-        return {"kind": "chance", **dataclasses.asdict(self)}
-
-
-Admission = MinCount | Chance
-
-
-def store_attributes(policies: list[Admission | None]) -> dict[str, Any]:
-    """Makes the attributes of a row store that describe its tables' policies."""
-    counts = [p if isinstance(p, MinCount) else None for p in policies]
-    return {
-        "admission_min_counts": [p.count if p else 0 for p in counts],
-        "admission_expire_steps": [p.expire_steps if p else 0 for p in counts],
-        "admission_thresholds": [p.threshold if isinstance(p, Chance) else 0 for p in policies],
-    }
+BY_KIND: dict[str, type[Admission]] = {cls.kind: cls for cls in Admission.__subclasses__()}

@@ -3,11 +3,10 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
-from embedps.constants import EVICTION_ORDERS
+from embedps.config_fields import check_value
 from embedps.errors import UsageError
-from embedps.tables.admission import MinCount
+from embedps.tables.eviction import Order
 from embedps.tables.groups import TableGroup
 from embedps.tables.specs import TableSpec
 
@@ -74,7 +73,7 @@ def least_bytes(table: TableSpec) -> int:
 
     Files of evicted rows are not in it: see `evicted_bytes`.
     """
-    counts = isinstance(table.admission, MinCount)
+    counts = table.admission is not None and table.admission.counts
     return limited_bytes(table, 0) + (_COUNTING_BYTES if counts else 0)
 
 
@@ -109,16 +108,12 @@ class ServerLimit:
     """
 
     max_bytes: int
-    order: Literal["least_recent", "least_frequent"] = "least_recent"
+    order: Order = "least_recent"
 
     def __post_init__(self) -> None:
+        check_value("server_eviction_order", Order, self.order, {})
         if not 0 < self.max_bytes < 2**63:
             raise UsageError(f"max_server_bytes must be in [1, 2^63) but got {self.max_bytes}")
-        if self.order not in EVICTION_ORDERS:
-            raise UsageError(
-                f"server_eviction_order must be {' or '.join(EVICTION_ORDERS)} but got "
-                f"{self.order!r}"
-            )
 
     def part(self, num_tables: int) -> int:
         """Gives what decides how large the pieces of a table are, among so many on a server."""

@@ -3,12 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 from embedps.config_fields import check_types
-from embedps.constants import EVICTION_ORDERS
 from embedps.errors import UsageError
 
+__all__ = ["MinNorm", "SizeLimit", "TimeToLive"]
+
+Order = Literal["least_recent", "least_frequent"]
 _MAX_STEPS = 2**32 - 1
 _MAX_SECS = 10**10
 _MAX_INT64 = 2**63 - 1
@@ -16,7 +18,28 @@ _MAX_FLOAT32 = 3.4028234e38
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TimeToLive:
+class EvictionPolicy:
+    """Decides which rows of a table go. kernels/store/eviction.h says how."""
+
+    def __post_init__(self) -> None:
+        check_types(self, f"{type(self).__name__}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a checkpoint stores."""
+        return {"kind": type(self).__name__, **dataclasses.asdict(self)}
+
+    def of_shard(self, num_shards: int) -> "EvictionPolicy":
+        """Returns the policy of one of so many shards, of which each has its part of a limit."""
+        return self
+
+    def store_settings(self) -> dict[str, Any]:
+        """Returns what a row store is told."""
+        name = type(self).__name__
+        return {f"{name}.{field}": value for field, value in dataclasses.asdict(self).items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimeToLive(EvictionPolicy):
     """A row goes if its last update is too old; a row without one counts from its creation.
 
     Attributes:
@@ -37,7 +60,7 @@ class TimeToLive:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SizeLimit:
+class SizeLimit(EvictionPolicy):
     """At a limit, a new row displaces the worst of 16 candidates in its part of the table.
 
     Attributes:
@@ -50,21 +73,25 @@ class SizeLimit:
 
     max_rows: int = 0
     max_bytes: int = 0
-    order: Literal["least_recent", "least_frequent"] = "least_recent"
+    order: Order = "least_recent"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_whole("SizeLimit.max_rows", self.max_rows, least=0, most=_MAX_INT64)
         _check_whole("SizeLimit.max_bytes", self.max_bytes, least=0, most=_MAX_INT64)
         if not self.max_rows and not self.max_bytes:
             raise UsageError("a SizeLimit must have max_rows or max_bytes above 0")
-        if self.order not in EVICTION_ORDERS:
-            raise UsageError(
-                f"SizeLimit.order must be {' or '.join(EVICTION_ORDERS)} but got {self.order!r}"
-            )
+
+    def of_shard(self, num_shards: int) -> "SizeLimit":
+        return dataclasses.replace(  # the hash spreads rows evenly
+            self,
+            max_rows=-(-self.max_rows // num_shards),
+            max_bytes=max(self.max_bytes // num_shards, min(self.max_bytes, 1)),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinNorm:
+class MinNorm(EvictionPolicy):
     """A row that was updated goes if the L2 norm of its embedding is too small.
 
     Attributes:
@@ -74,12 +101,14 @@ class MinNorm:
     norm: float
 
     def __post_init__(self) -> None:
-        check_types(self, "MinNorm.")
+        super().__post_init__()
         if not (math.isfinite(self.norm) and 0 < self.norm <= _MAX_FLOAT32):
             raise UsageError(f"MinNorm.norm must be above 0 and finite but got {self.norm}")
 
 
-EvictionPolicy: TypeAlias = TimeToLive | SizeLimit | MinNorm
+BY_NAME: dict[str, type[EvictionPolicy]] = {
+    cls.__name__: cls for cls in EvictionPolicy.__subclasses__()
+}
 
 _P = TypeVar("_P")
 
@@ -91,10 +120,10 @@ def check(table: str, policies: Sequence[EvictionPolicy], *, capacity: int) -> N
       UsageError: two are of one kind, or one could never have an effect.
     """
     for policy in policies:
-        if not isinstance(policy, TimeToLive | SizeLimit | MinNorm):
+        if not isinstance(policy, EvictionPolicy):
             raise UsageError(
-                f"table {table!r}: eviction must have policies (TimeToLive, SizeLimit, MinNorm) "
-                f"but got {policy!r:.60}"
+                f"table {table!r}: eviction must have policies ({', '.join(BY_NAME)}) but got "
+                f"{policy!r:.60}"
             )
     kinds = [type(policy).__name__ for policy in policies]
     if repeated := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
@@ -110,35 +139,6 @@ def check(table: str, policies: Sequence[EvictionPolicy], *, capacity: int) -> N
 def find(policies: Sequence[EvictionPolicy], kind: type[_P]) -> _P | None:
     """Returns the policy of a kind, if there is one."""
     return next((policy for policy in policies if isinstance(policy, kind)), None)
-
-
-def to_json(policies: Sequence[EvictionPolicy]) -> list[dict[str, Any]]:
-    """Returns the policies as a checkpoint stores them."""
-    return [{"kind": type(p).__name__, **dataclasses.asdict(p)} for p in policies]
-
-
-def store_attributes(
-    eviction: Sequence[Sequence[EvictionPolicy]],
-    *,
-    num_shards: int,
-    order: str = EVICTION_ORDERS[0],
-) -> dict[str, Any]:
-    """Returns the attributes of a store by the policies of each of its tables.
-
-    The hash spreads rows evenly, so each shard has its part of a limit. `order` is of the tables
-    without a limit of their own, under one of the server.
-    """
-    ages = [find(policies, TimeToLive) for policies in eviction]
-    norms = [find(policies, MinNorm) for policies in eviction]
-    limits = [find(policies, SizeLimit) for policies in eviction]
-    return {
-        "ttl_steps": [age.steps if age else 0 for age in ages],
-        "have_oldest_step": [bool(age and age.event_secs) for age in ages],
-        "min_norms": [norm.norm if norm else 0.0 for norm in norms],
-        "limit_rows": [-(-limit.max_rows // num_shards) if limit else 0 for limit in limits],
-        "limit_bytes": [limit.max_bytes // num_shards if limit else 0 for limit in limits],
-        "eviction_orders": [limit.order if limit else order for limit in limits],
-    }
 
 
 def _check_whole(name: str, value: int, *, most: int, least: int = 1) -> None:

@@ -1,16 +1,19 @@
 """Makes the row store of a group of tables on one shard."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
 from embedps.console.tf_logging import op_error_text
 from embedps.errors import UsageError
-from embedps.tables import admission, eviction, ops
+from embedps.tables import ops
 from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.groups import TableGroup
 from embedps.tables.optimizers import SGD
+from embedps.tables.specs import Initializer, TableSpec
 
 
 def make_store(
@@ -43,38 +46,74 @@ def make_store(
     Raises:
       UsageError: the store cannot be as declared.
     """
-    optimizer = group.optimizer if trainable else SGD()
-    initializers = [t.initializer for t in group.tables if t.initializer is not None]
     # Only training evicts; a follower gets the removals from the deltas.
-    policies = [t.eviction if trainable else () for t in group.tables]
+    tables = [
+        t if trainable else dataclasses.replace(t, optimizer=SGD(), eviction=())
+        for t in group.tables
+    ]
     limit = server_limit if trainable else None
-    shared = {"order": limit.order} if limit else {}
     with tf.device(device), _declaration_errors():
         return ops.row_store(
             container=container,
             shared_name=f"{group.name}/shard-{shard}-of-{num_shards}/{name}",
             group=group.name,
-            dim=group.dim,
-            row_dtype=group.row_dtype,
-            slot_dtype=group.slot_dtype,
-            optimizer=optimizer.kind,
-            **optimizer.settings(),
-            tables=[t.name for t in group.tables],
-            seeds=[t.seed for t in group.tables],
-            initializers=[i.kind for i in initializers],
-            initializer_lows=[i.low for i in initializers],
-            initializer_highs=[i.high for i in initializers],
-            # The hash spreads rows evenly, so each shard may hold its part of the capacity.
-            max_rows=[-(-t.capacity // num_shards) for t in group.tables],
-            absent_read_initial=[t.absent == "initial" for t in group.tables],
-            **admission.store_attributes([t.admission for t in group.tables]),
-            **eviction.store_attributes(policies, num_shards=num_shards, **shared),
+            **attributes(tables, num_shards=num_shards, server_limit=limit),
             sweeps_itself=sweeps_itself,
             compact=not trainable,
             server_memory=f"server-memory/{name}",
-            max_server_bytes=limit.max_bytes if limit else 0,
             keeps_evicted=keeps_evicted,
         )
+
+
+def attributes(
+    tables: Sequence[TableSpec], *, num_shards: int = 1, server_limit: ServerLimit | None = None
+) -> dict[str, Any]:
+    """Makes the attributes of a store that say what it holds.
+
+    Args:
+      tables: of one group, so of equal dim, optimizer and dtypes.
+      num_shards: of the group; each has its part of a table's limits.
+      server_limit: of the bytes of all stores of the server.
+    """
+    first = tables[0]
+    return {
+        "dim": first.dim,
+        "row_dtype": first.row_dtype,
+        "slot_dtype": first.slot_dtype,
+        "optimizer": _lines({"optimizer": first.optimizer.kind, **first.optimizer.settings()}),
+        "tables": [table.name for table in tables],
+        "table_settings": [_lines(_settings(table, num_shards, server_limit)) for table in tables],
+        "max_server_bytes": server_limit.max_bytes if server_limit else 0,
+    }
+
+
+def _settings(
+    table: TableSpec, num_shards: int, server_limit: ServerLimit | None
+) -> dict[str, Any]:
+    """Gives what a shard's store is told of a table, as kernels/ops/store_ops.cc reads it."""
+    initializer = table.initializer or Initializer()
+    settings: dict[str, Any] = {
+        "seed": table.seed,
+        # The hash spreads rows evenly, so each shard may hold its part of the capacity.
+        "max_rows": -(-table.capacity // num_shards),
+        "absent_reads_initial": table.absent == "initial",
+        "initializer": initializer.kind,
+        "initializer.low": initializer.low,
+        "initializer.high": initializer.high,
+    }
+    if server_limit:
+        settings["SizeLimit.order"] = server_limit.order  # unless the table has a limit of its own
+    for policy in (table.admission, *(p.of_shard(num_shards) for p in table.eviction)):
+        settings |= policy.store_settings() if policy else {}
+    return settings
+
+
+def _lines(settings: Mapping[str, Any]) -> str:
+    """Writes settings as kernels/runtime/settings.h reads them: a bool as 0 or 1."""
+    return "\n".join(
+        f"{name}={int(value) if isinstance(value, bool) else value}"
+        for name, value in settings.items()
+    )
 
 
 @contextmanager

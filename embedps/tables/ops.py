@@ -262,7 +262,7 @@ def combine(
       rows: per shard float32 [n, dim].
       positions: per feature int32 [num ids], indexes into the concatenated rows.
       row_splits: per feature int64 [batch + 1], or empty if every example has one id.
-      combiners: per feature sum, mean, sqrtn or none.
+      combiners: per feature a `specs.Combiner`.
       feature_tables: per feature the index of its table; gradients are summed per table.
       lengths: per feature 0, or with combiner none the length to pad to; empty if all are 0.
 

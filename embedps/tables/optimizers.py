@@ -6,6 +6,8 @@ from typing import ClassVar
 from embedps.config_fields import check_types
 from embedps.errors import UsageError
 
+__all__ = ["SGD", "Adagrad", "Ftrl", "LazyAdam", "Optimizer", "RowwiseAdagrad"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
@@ -17,6 +19,7 @@ class Optimizer:
     """
 
     kind: ClassVar[str]
+    moves_by_zero: ClassVar[bool] = False  # a gradient of zero changes the row
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -97,6 +100,7 @@ class LazyAdam(Optimizer):
     """
 
     kind: ClassVar[str] = "lazy_adam"
+    moves_by_zero: ClassVar[bool] = True
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-7
@@ -117,6 +121,7 @@ class Ftrl(Optimizer):
     """
 
     kind: ClassVar[str] = "ftrl"
+    moves_by_zero: ClassVar[bool] = True
     initial_accumulator: float = 0.1
     l1: float = 0.0
     l2: float = 0.0
@@ -130,9 +135,7 @@ class Ftrl(Optimizer):
         return {"linear": dim, "accumulator": dim}
 
 
-BY_KIND: dict[str, type[Optimizer]] = {
-    cls.kind: cls for cls in (SGD, Adagrad, RowwiseAdagrad, LazyAdam, Ftrl)
-}
+BY_KIND: dict[str, type[Optimizer]] = {cls.kind: cls for cls in Optimizer.__subclasses__()}
 
 
 def make(kind: str, **settings: float) -> Optimizer:

@@ -6,15 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from embedps.tables import optimizers
-from embedps.tables.admission import Admission, Chance, MinCount
-from embedps.tables.eviction import EvictionPolicy, MinNorm, SizeLimit, TimeToLive
+from embedps.tables import admission, eviction, optimizers
 from embedps.tables.specs import FeatureSpec, Initializer, TableSpec
-
-_ADMISSIONS: dict[str, type[Admission]] = {"min_count": MinCount, "chance": Chance}
-_EVICTIONS: dict[str, type[EvictionPolicy]] = {
-    p.__name__: p for p in (MinNorm, SizeLimit, TimeToLive)
-}
 
 
 def table_of(stored: Mapping[str, Any]) -> TableSpec:
@@ -24,8 +17,8 @@ def table_of(stored: Mapping[str, Any]) -> TableSpec:
     if stored["initializer"] is not None:
         fields["initializer"] = Initializer(**stored["initializer"])
     if "admission" in stored:
-        fields["admission"] = _made(_ADMISSIONS, stored["admission"])
-    fields["eviction"] = tuple(_made(_EVICTIONS, each) for each in stored.get("eviction", ()))
+        fields["admission"] = _made(admission.BY_KIND, stored["admission"])
+    fields["eviction"] = tuple(_made(eviction.BY_NAME, each) for each in stored.get("eviction", ()))
     return TableSpec(**fields)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from embedps.config_fields import MAX_INT64, check, option
-from embedps.constants import EVICTION_ORDERS, MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
+from embedps.constants import MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
 from embedps.errors import UsageError
 from embedps.tables.admission import Admission, Chance, MinCount
-from embedps.tables.eviction import EvictionPolicy, MinNorm, SizeLimit, TimeToLive
-from embedps.tables.optimizers import Optimizer
+from embedps.tables.eviction import EvictionPolicy, MinNorm, Order, SizeLimit, TimeToLive
+from embedps.tables.optimizers import BY_KIND, Optimizer
 from embedps.tables.optimizers import make as make_optimizer
 from embedps.tables.specs import Initializer, RowDtype, SlotDtype, TableSpec
 
@@ -86,10 +86,9 @@ class EvictionOptions:
         least=0,
         most=MAX_INT64,
     )
-    eviction_order: str = option(
-        EVICTION_ORDERS[0],
+    eviction_order: Order = option(
+        "least_recent",
         "which rows are displaced at a limit: the least recently or least frequently updated",
-        choices=EVICTION_ORDERS,
     )
     min_row_norm: float = option(
         0.0, "a row goes when an update leaves its L2 norm below this; 0: never", least=0, most=1e30
@@ -107,7 +106,7 @@ class EvictionOptions:
                 SizeLimit(
                     max_rows=self.max_table_rows,
                     max_bytes=self.max_table_bytes,
-                    order=self.eviction_order,  # type: ignore[arg-type]
+                    order=self.eviction_order,
                 )
             )
         if self.min_row_norm:
@@ -126,7 +125,7 @@ class TableOptions(PolicyOptions):
 
     embedding_dim: int = option(16, "floats per embedding", least=1, most=MAX_ROW_FILE_WIDTH)
     sparse_optimizer: str = option(
-        "rowwise_adagrad", "sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"
+        "rowwise_adagrad", "optimizer of the tables' rows", choices=tuple(BY_KIND)
     )
     row_weight_decay: float = option(
         0.0,

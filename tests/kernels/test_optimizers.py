@@ -160,7 +160,7 @@ def _update(collection, *, learning_rate=0.1, step=1, gradients=None):
     [
         (SGD(), {"learning_rate": np.nan}, "'dim4-sgd': learning_rate must be finite and at least"),
         (SGD(), {"learning_rate": -0.1}, "at least 0 but got -0.1"),
-        (Ftrl(), {"learning_rate": 0.0}, "above 0 for FTRL but got 0"),
+        (Ftrl(), {"learning_rate": 0.0}, "above 0 but got 0"),
         (SGD(), {"step": -1}, r"step must be in \[0, 2\^32\) but got -1"),
         (SGD(), {"step": 2**32}, r"step must be in \[0, 2\^32\) but got 4294967296"),
         (SGD(), {"learning_rate": [0.1, 0.1]}, r"learning_rate must be a scalar .*\[2\]"),
@@ -193,11 +193,7 @@ def test_unknown_optimizer_is_named():
             shared_name="s",
             group="g",
             dim=1,
-            optimizer="adamw",
+            optimizer="optimizer=adamw",
             tables=["t"],
-            seeds=[0],
-            initializers=["constant"],
-            initializer_lows=[0.0],
-            initializer_highs=[0.0],
-            max_rows=[0],
+            table_settings=[""],
         )

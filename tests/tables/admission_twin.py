@@ -31,7 +31,7 @@ def admits_by_chance(spec: TableSpec, id_: int, examples: int, step: int) -> boo
     of_table = mix64(np.array([spec.seed % 2**64], np.uint64) ^ table_salt(spec.name))
     of_id = int(mix64(of_table ^ np.uint64(id_ % 2**64))[0])
     of_step = _mix((~of_id & _WORD) + step * _GOLDEN)
-    threshold = spec.admission.threshold
+    threshold = int(spec.admission.probability * 2**32)
     return any(_mix(of_step + j * _GOLDEN) >> 32 < threshold for j in range(examples))
 
 

@@ -17,9 +17,8 @@ from embedps.checkpoint.format.manifest import FileEntry, Manifest
 from embedps.checkpoint.format.quantize import decode
 from embedps.constants import ADMISSION_FILE_PREFIX
 from embedps.storage.file_io import format_checksum
-from embedps.tables import TableSpec, admission
+from embedps.tables import TableSpec, new_store
 from embedps.tables.byte_limits import ServerLimit
-from embedps.tables.eviction import store_attributes
 from tests.tables.admission_twin import Counter
 from tests.tables.stripe_twin import LEARNING_RATE, Floats
 from tests.tables.table_twin import Record, TwinEvicted
@@ -47,32 +46,16 @@ class Store:
           server: the limit of the server, and the name of the memory that its stores share.
           keeps_evicted: whether evicted rows can be written to files.
         """
-        assert spec.initializer is not None
         limit, memory = server or (None, "")
-        order = {} if limit is None else {"order": limit.order}
         self._ops = kernels.load()
         self._dim = spec.dim
         self._resource = self._ops.embedps_row_store(
             container=CONTAINER,
             shared_name=f"oracle/{next(_stores)}",
             group=GROUP,
-            dim=spec.dim,
-            row_dtype=spec.row_dtype,
-            slot_dtype=spec.slot_dtype,
-            optimizer=spec.optimizer.kind,
-            **spec.optimizer.settings(),
-            tables=[spec.name],
-            seeds=[spec.seed],
-            initializers=[spec.initializer.kind],
-            initializer_lows=[spec.initializer.low],
-            initializer_highs=[spec.initializer.high],
-            max_rows=[-(-spec.capacity // num_shards)],
-            absent_read_initial=[spec.absent == "initial"],
-            **admission.store_attributes([spec.admission]),
-            **store_attributes([spec.eviction], num_shards=num_shards, **order),
+            **new_store.attributes([spec], num_shards=num_shards, server_limit=limit),
             sweeps_itself=False,
             server_memory=memory,
-            max_server_bytes=limit.max_bytes if limit is not None else 0,
             keeps_evicted=keeps_evicted,
         )
 

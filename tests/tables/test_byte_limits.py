@@ -92,7 +92,7 @@ def test_the_kernels_agree_on_the_least_limit(table, keeps_evicted):
         ({"max_bytes": 0}, r"max_server_bytes must be in \[1, 2\^63\) but got 0"),
         (
             {"max_bytes": 1, "order": "oldest"},
-            "server_eviction_order must be least_recent or least_frequent but got 'oldest'",
+            "server_eviction_order must be one of least_recent, least_frequent but got 'oldest'",
         ),
     ],
 )

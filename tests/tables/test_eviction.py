@@ -31,7 +31,7 @@ AGE = TimeToLive(steps=10)
         (lambda: SizeLimit(max_rows=-1), r"SizeLimit.max_rows must be .* \[0, .* but got -1"),
         (
             lambda: SizeLimit(max_rows=1, order=cast(Any, "oldest")),
-            "SizeLimit.order must be least_recent or least_frequent but got 'oldest'",
+            "SizeLimit.order must be one of least_recent, least_frequent but got 'oldest'",
         ),
         (lambda: MinNorm(norm=0), "MinNorm.norm must be above 0 and finite but got 0"),
         (lambda: MinNorm(norm=float("nan")), "MinNorm.norm must be above 0 and finite but got nan"),

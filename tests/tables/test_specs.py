@@ -19,7 +19,7 @@ WRONG: Any = "x"
         ({"dim": 65537}, r"'C1': dim must be in \[1, 65536\] but got 65537"),
         ({"capacity": -1}, r"'C1': capacity must be in \[0, 2\^63\) but got -1"),
         ({"capacity": 2**63}, "'C1': capacity must be in"),
-        ({"absent": "none"}, "'C1': absent must be zeros or initial but got 'none'"),
+        ({"absent": "none"}, "'C1': absent must be one of zeros, initial but got 'none'"),
         ({"seed": 2**63}, "'C1': seed must be a signed 64-bit number"),
         ({"name": 3}, "a table's name must be a text but got 3"),
         ({"dim": 4.0}, "'C1': dim must be an integer but got 4.0"),
@@ -75,7 +75,7 @@ def test_table_spec_json_tells_specs_apart():
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"kind": "zeros"}, "must be constant, uniform or normal but got 'zeros'"),
+        ({"kind": "zeros"}, "must be one of constant, uniform, normal but got 'zeros'"),
         ({"kind": "uniform", "low": 1.0, "high": 0.0}, "low <= high"),
         ({"kind": "normal", "high": -1.0}, "deviation must be >= 0 but got -1"),
         ({"low": math.nan}, "must be finite"),
@@ -95,7 +95,7 @@ def test_initializer_shorthands_name_their_kind():
 
 
 def test_feature_spec_refuses_unknown_combiner():
-    with pytest.raises(UsageError, match=r"'f': combiner must be sum, .* or none but got 'max'"):
+    with pytest.raises(UsageError, match=r"'f': combiner must be one of sum, .*none but got 'max'"):
         FeatureSpec(name="f", table="t", combiner="max")  # type: ignore[arg-type]
 
 
@@ -172,7 +172,7 @@ def test_check_refuses_inconsistent_declarations():
         ({"name": 3}, "a feature's name must be a text but got 3"),
         ({"name": ""}, "a feature's name must not be empty"),
         ({"table": 3}, "'f': table, a TableSpec or the name of one, must be a text but got 3"),
-        ({"combiner": ["sum"]}, "'f': combiner must be sum, .* but got \\['sum'\\]"),
+        ({"combiner": ["sum"]}, "'f': combiner must be a text but got \\['sum'\\]"),
         ({"ragged": "yes"}, "'f': ragged must be True or False but got 'yes'"),
         ({"max_length": 2.5}, "'f': max_length must be an integer but got 2.5"),
         ({"rate_as": 3}, "'f': rate_as must be a text but got 3"),

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "embedps/kernels/files/output_file.h"
-#include "embedps/kernels/runtime/constants.h"
 
 namespace embedps {
 namespace {
@@ -76,8 +75,10 @@ std::shared_ptr<parquet::WriterProperties> Properties() {
 
 class ParquetEvictedFileWriter final : public EvictedFileWriter {
  public:
-  ParquetEvictedFileWriter(const std::string& path, const RowFileSchema& schema)
+  ParquetEvictedFileWriter(const std::string& path, const RowFileSchema& schema,
+                           const std::vector<std::string>& reasons)
       : schema_(schema),
+        reason_names_(reasons),
         arrow_schema_(ToArrow(schema)),
         output_(path, /*hidden=*/true, kBufferBytes) {}
 
@@ -98,8 +99,7 @@ class ParquetEvictedFileWriter final : public EvictedFileWriter {
  private:
   arrow::Status Start() {
     ARROW_ASSIGN_OR_RAISE(tables_, Names(schema_.tables));
-    ARROW_ASSIGN_OR_RAISE(reasons_,
-                          Names({std::begin(kEvictionCauses), std::end(kEvictionCauses)}));
+    ARROW_ASSIGN_OR_RAISE(reasons_, Names(reason_names_));
     auto properties = Properties();
     auto arrow_properties = parquet::ArrowWriterProperties::Builder().store_schema()->build();
     // A view: the file's owner closes it.
@@ -148,6 +148,7 @@ class ParquetEvictedFileWriter final : public EvictedFileWriter {
   }
 
   const RowFileSchema schema_;
+  const std::vector<std::string> reason_names_;
   const std::shared_ptr<arrow::Schema> arrow_schema_;
   OutputFile output_;
   std::shared_ptr<arrow::Array> tables_, reasons_;
@@ -158,8 +159,9 @@ class ParquetEvictedFileWriter final : public EvictedFileWriter {
 }  // namespace
 
 Status EvictedFileWriter::Open(const std::string& path, const RowFileSchema& schema,
+                               const std::vector<std::string>& reasons,
                                std::unique_ptr<EvictedFileWriter>* writer) {
-  auto made = std::make_unique<ParquetEvictedFileWriter>(path, schema);
+  auto made = std::make_unique<ParquetEvictedFileWriter>(path, schema, reasons);
   EMBEDPS_RETURN_IF_ERROR(made->Init());
   *writer = std::move(made);
   return Status::Ok();

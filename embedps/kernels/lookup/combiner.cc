@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "embedps/kernels/runtime/constants.h"
-#include "embedps/kernels/runtime/names.h"
 #include "embedps/kernels/runtime/simd.h"
 
 namespace embedps {
@@ -83,10 +81,6 @@ void CombineExamples(const FeaturePositions& feature, const std::vector<const fl
 }
 
 }  // namespace
-
-Status ParseCombiner(const std::string& name, Combiner* combiner) {
-  return ParseName("combiner", kCombiners, name, combiner);
-}
 
 void Combine(const std::vector<FeaturePositions>& features, const std::vector<const float*>& rows,
              int dim, const ParallelFor& parallel, const std::vector<float*>& out) {

@@ -7,16 +7,19 @@
 #include <string>
 #include <vector>
 
+#include "embedps/kernels/runtime/names.h"
 #include "embedps/kernels/runtime/parallel.h"
 #include "embedps/kernels/runtime/status.h"
 
 namespace embedps {
 
 // How n rows of an example become one vector: sum, sum / n, or sum / sqrt(n). kNone keeps the rows.
-// kCombiners has their names.
 enum class Combiner { kSum, kMean, kSqrtn, kNone };
+inline constexpr const char* kCombiners[] = {"sum", "mean", "sqrtn", "none"};
 
-Status ParseCombiner(const std::string& name, Combiner* combiner);
+inline Status ParseCombiner(const std::string& name, Combiner* combiner) {
+  return ParseName("combiner", kCombiners, name, combiner);
+}
 
 // Which rows a feature uses, and which example each belongs to.
 struct FeaturePositions {

@@ -1,14 +1,17 @@
 // Ops that run on a parameter server, where the rows are: those of a step, and those that create
 // and drop stores.
 #include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "embedps/kernels/ops/eviction_attributes.h"
 #include "embedps/kernels/ops/store_resource.h"
 #include "embedps/kernels/runtime/constants.h"
 #include "embedps/kernels/runtime/names.h"
+#include "embedps/kernels/runtime/settings.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -32,29 +35,8 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("row_dtype: string = 'float32'")
     .Attr("slot_dtype: string = 'float32'")
     .Attr("optimizer: string")
-    .Attr("initial_accumulator: float = 0.0")
-    .Attr("epsilon: float = 0.0")
-    .Attr("beta1: float = 0.0")
-    .Attr("beta2: float = 0.0")
-    .Attr("l1: float = 0.0")
-    .Attr("l2: float = 0.0")
-    .Attr("weight_decay: float = 0.0")
     .Attr("tables: list(string) >= 1")
-    .Attr("seeds: list(int)")
-    .Attr("initializers: list(string)")
-    .Attr("initializer_lows: list(float)")
-    .Attr("initializer_highs: list(float)")
-    .Attr("max_rows: list(int)")
-    .Attr("absent_read_initial: list(bool) = []")
-    .Attr("admission_min_counts: list(int) = []")
-    .Attr("admission_expire_steps: list(int) = []")
-    .Attr("admission_thresholds: list(int) = []")
-    .Attr("ttl_steps: list(int) = []")
-    .Attr("have_oldest_step: list(bool) = []")
-    .Attr("min_norms: list(float) = []")
-    .Attr("limit_rows: list(int) = []")
-    .Attr("limit_bytes: list(int) = []")
-    .Attr("eviction_orders: list(string) = []")
+    .Attr("table_settings: list(string)")
     .Attr("sweeps_itself: bool = true")
     .Attr("compact: bool = false")
     .Attr("server_memory: string = ''")
@@ -63,7 +45,9 @@ REGISTER_OP("EmbedpsRowStore")
     .Output("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc("Finds or creates the rows of one group on this device.");
+    .Doc(
+        "Finds or creates the rows of one group on this device. optimizer and table_settings are "
+        "lines of Settings.");
 
 class RowStoreOp : public OpKernel {
  public:
@@ -79,58 +63,17 @@ class RowStoreOp : public OpKernel {
     OP_REQUIRES_OK(
         c, ToTensorFlow(ParseName("slot_dtype", kOptimizerSlotDtypes, dtype, &config_.slot_dtype)));
     OP_REQUIRES_OK(c, c->GetAttr("optimizer", &optimizer));
-    OptimizerConfig& o = config_.optimizer;
-    OP_REQUIRES_OK(c, ToTensorFlow(ParseOptimizerKind(optimizer, &o.kind)));
-    OP_REQUIRES_OK(c, c->GetAttr("initial_accumulator", &o.initial_accumulator));
-    OP_REQUIRES_OK(c, c->GetAttr("epsilon", &o.epsilon));
-    OP_REQUIRES_OK(c, c->GetAttr("beta1", &o.beta1));
-    OP_REQUIRES_OK(c, c->GetAttr("beta2", &o.beta2));
-    OP_REQUIRES_OK(c, c->GetAttr("l1", &o.l1));
-    OP_REQUIRES_OK(c, c->GetAttr("l2", &o.l2));
-    OP_REQUIRES_OK(c, c->GetAttr("weight_decay", &o.weight_decay));
-    std::vector<std::string> tables, initializers;
-    std::vector<int64_t> seeds, max_rows;
-    std::vector<float> lows, highs;
-    OP_REQUIRES_OK(c, c->GetAttr("tables", &tables));
-    OP_REQUIRES_OK(c, c->GetAttr("seeds", &seeds));
-    OP_REQUIRES_OK(c, c->GetAttr("initializers", &initializers));
-    OP_REQUIRES_OK(c, c->GetAttr("initializer_lows", &lows));
-    OP_REQUIRES_OK(c, c->GetAttr("initializer_highs", &highs));
-    OP_REQUIRES_OK(c, c->GetAttr("max_rows", &max_rows));
-    std::vector<bool> absent_read_initial;
-    OP_REQUIRES_OK(c, c->GetAttr("absent_read_initial", &absent_read_initial));
-    const size_t n = tables.size();
-    if (absent_read_initial.empty()) absent_read_initial.resize(n);
-    OP_REQUIRES(c,
-                seeds.size() == n && initializers.size() == n && lows.size() == n &&
-                    highs.size() == n && max_rows.size() == n && absent_read_initial.size() == n &&
-                    n <= 32767,
-                absl::InvalidArgumentError(
-                    "group '" + config_.group +
-                    "': seeds, initializers, their bounds, max_rows and absent_read_initial must "
-                    "be as many as the " +
-                    std::to_string(n) + " tables, of which there may be 32767"));
-    for (size_t t = 0; t < n; ++t) {
-      TableConfig table;
-      table.name = tables[t];
-      table.seed = seeds[t];
-      table.max_rows = max_rows[t];
-      table.absent_reads_initial = absent_read_initial[t];
-      table.initializer.low = lows[t];
-      table.initializer.high = highs[t];
-      OP_REQUIRES_OK(
-          c, ToTensorFlow(ParseName("table '" + tables[t] + "': initializer", kInitializerKinds,
-                                    initializers[t], &table.initializer.kind)));
-      config_.tables.push_back(std::move(table));
-    }
+    Settings of_optimizer("group '" + config_.group + "': ", optimizer);
+    config_.optimizer.Read(&of_optimizer);
+    OP_REQUIRES_OK(c, ToTensorFlow(of_optimizer.Check()));
     OP_REQUIRES_OK(c, c->GetAttr("compact", &config_.compact));
-    OP_REQUIRES_OK(c, ReadAdmission(c));
     OP_REQUIRES_OK(c, c->GetAttr("server_memory", &server_memory_));
     OP_REQUIRES_OK(c, c->GetAttr("max_server_bytes", &max_server_bytes_));
     bool keeps_evicted = false;
     OP_REQUIRES_OK(c, c->GetAttr("keeps_evicted", &keeps_evicted));
-    if (keeps_evicted) config_.open_evicted_file = EvictedFileWriter::Open;
-    OP_REQUIRES_OK(c, ReadEviction(c, &config_));
+    if (keeps_evicted) config_.open_evicted_file = OpenEvictedFile;
+    OP_REQUIRES_OK(c, c->GetAttr("sweeps_itself", &config_.sweeps_itself));
+    OP_REQUIRES_OK(c, ReadTables(c));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -166,35 +109,47 @@ class RowStoreOp : public OpKernel {
         std::to_string(max_server_bytes_));
   }
 
-  // Reads the tables' policies of admission; a table has at most one.
-  absl::Status ReadAdmission(OpKernelConstruction* c) {
-    std::vector<int64_t> min_counts, expire_steps, thresholds;
-    TF_RETURN_IF_ERROR(c->GetAttr("admission_min_counts", &min_counts));
-    TF_RETURN_IF_ERROR(c->GetAttr("admission_expire_steps", &expire_steps));
-    TF_RETURN_IF_ERROR(c->GetAttr("admission_thresholds", &thresholds));
-    const size_t n = config_.tables.size();
-    for (std::vector<int64_t>* each : {&min_counts, &expire_steps, &thresholds}) {
-      if (each->empty()) each->resize(n);
-      if (each->size() == n) continue;
-      return absl::InvalidArgumentError("group '" + config_.group +
-                                        "': the attributes of admission must be as many as the " +
-                                        std::to_string(n) + " tables");
+  // Reads the tables, each with the settings of all its kinds.
+  absl::Status ReadTables(OpKernelConstruction* c) {
+    std::vector<std::string> names, settings;
+    TF_RETURN_IF_ERROR(c->GetAttr("tables", &names));
+    TF_RETURN_IF_ERROR(c->GetAttr("table_settings", &settings));
+    const size_t n = names.size();
+    if (settings.size() != n || n > INT16_MAX) {
+      return absl::InvalidArgumentError(
+          "group '" + config_.group + "': table_settings must be as many as the " +
+          std::to_string(n) + " tables, of which there may be " + std::to_string(INT16_MAX));
     }
+    config_.tables.resize(n);  // before LeastBytes, which depends on their number
+    const RowLayout layout = LayoutOf(config_);
     for (size_t t = 0; t < n; ++t) {
-      AdmissionConfig& admission = config_.tables[t].admission;
-      const auto fits = [](int64_t value, int64_t most) { return value >= 0 && value <= most; };
-      if (!fits(min_counts[t], kMaxMinCount) || !fits(expire_steps[t], UINT32_MAX) ||
-          !fits(thresholds[t], UINT32_MAX) || (min_counts[t] > 0 && thresholds[t] > 0)) {
-        return absl::InvalidArgumentError("table '" + config_.tables[t].name +
-                                          "': the attributes of admission are out of range");
+      TableConfig& table = config_.tables[t];
+      table.name = names[t];
+      Settings of_table("table '" + table.name + "': ", settings[t]);
+      of_table.Number("seed", INT64_MIN, INT64_MAX, &table.seed);
+      of_table.Number("max_rows", 0, INT64_MAX, &table.max_rows);
+      of_table.Flag("absent_reads_initial", &table.absent_reads_initial);
+      table.initializer.Read(&of_table);
+      table.admission.Read(&of_table);
+      table.eviction.Read(&of_table);
+      TF_RETURN_IF_ERROR(ToTensorFlow(of_table.Check()));
+      const int64_t max_bytes = table.eviction.max_bytes;
+      const int64_t least_bytes =
+          TableEviction::LeastBytes(layout, table.admission, EvictedBytesPerTable(config_));
+      if (max_bytes > 0 && max_bytes < least_bytes) {
+        return absl::InvalidArgumentError(
+            "table '" + table.name + "': max_bytes must be at least " +
+            std::to_string(least_bytes) + " per parameter server but is " +
+            std::to_string(max_bytes));
       }
-      if (min_counts[t] > 0) admission.kind = AdmissionConfig::Kind::kMinCount;
-      if (thresholds[t] > 0) admission.kind = AdmissionConfig::Kind::kProbability;
-      admission.min_count = static_cast<uint32_t>(min_counts[t]);
-      admission.expire_steps = static_cast<uint32_t>(expire_steps[t]);
-      admission.threshold = static_cast<uint64_t>(thresholds[t]);
     }
     return absl::OkStatus();
+  }
+
+  static Status OpenEvictedFile(const std::string& path, const RowFileSchema& schema,
+                                std::unique_ptr<EvictedFileWriter>* writer) {
+    return EvictedFileWriter::Open(
+        path, schema, {std::begin(kEvictionCauses), std::end(kEvictionCauses)}, writer);
   }
 
   std::string container_, name_, server_memory_;
@@ -313,14 +268,12 @@ class UpdateOp : public OpKernel {
                     "] but got " + gradients.shape().DebugString()));
     float learning_rate = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 4, "learning_rate", &learning_rate));
-    // FTRL divides by the learning rate.
-    const bool ftrl = store.config().optimizer.kind == OptimizerKind::kFtrl;
-    OP_REQUIRES(context,
-                std::isfinite(learning_rate) && (ftrl ? learning_rate > 0 : learning_rate >= 0),
-                absl::InvalidArgumentError("group '" + store.config().group +
-                                           "': learning_rate must be finite and " +
-                                           (ftrl ? "above 0 for FTRL" : "at least 0") +
-                                           " but got " + std::to_string(learning_rate)));
+    const bool divides = store.config().optimizer.divides_by_learning_rate();
+    OP_REQUIRES(
+        context, std::isfinite(learning_rate) && (divides ? learning_rate > 0 : learning_rate >= 0),
+        absl::InvalidArgumentError(
+            "group '" + store.config().group + "': learning_rate must be finite and " +
+            (divides ? "above 0" : "at least 0") + " but got " + std::to_string(learning_rate)));
     int64_t step = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 5, "step", &step));
     OP_REQUIRES_OK(context, CheckStep(step));

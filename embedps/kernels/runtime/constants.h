@@ -1,6 +1,7 @@
-// Constants that C++ and Python share. embedps/constants.py reads them from this file, so each
-// definition must be a literal: a number, a string or a list of strings. They are part of the
-// checkpoint format or of how rows are routed: a new value needs a new format version.
+// Constants that C++ and Python share. embedps/constants.py reads them from this file, and the
+// names of kinds from the headers of those, so each definition must be a literal: a number, a
+// string or a list of strings. They are part of the checkpoint format or of how rows are routed: a
+// new value needs a new format version.
 #ifndef EMBEDPS_KERNELS_RUNTIME_CONSTANTS_H_
 #define EMBEDPS_KERNELS_RUNTIME_CONSTANTS_H_
 
@@ -65,13 +66,6 @@ inline constexpr int kMaxMinCount = 256;
 // How a store keeps the floats of embeddings and of optimizer slots in memory.
 inline constexpr const char* kRowDtypes[] = {"float32", "bfloat16", "float16"};
 inline constexpr const char* kOptimizerSlotDtypes[] = {"float32", "bfloat16"};
-
-inline constexpr const char* kOptimizerKinds[] = {"sgd", "adagrad", "rowwise_adagrad", "lazy_adam",
-                                                  "ftrl"};
-inline constexpr const char* kInitializerKinds[] = {"constant", "uniform", "normal"};
-inline constexpr const char* kEvictionOrders[] = {"least_recent", "least_frequent"};
-inline constexpr const char* kEvictionCauses[] = {"age", "norm", "limit", "hand"};
-inline constexpr const char* kCombiners[] = {"sum", "mean", "sqrtn", "none"};
 
 }  // namespace embedps
 

@@ -96,7 +96,7 @@ class OutgoingCounters {
 void RowStore::MakeCounters() {
   for (size_t t = 0; t < config_.tables.size(); ++t) {
     const AdmissionConfig& admission = config_.tables[t].admission;
-    const bool counts = admission.kind == AdmissionConfig::Kind::kMinCount;
+    const bool counts = admission.counts();
     budgets_.push_back(counts
                            ? std::make_unique<CounterBudget>(
                                  TableEviction::CounterBytes(config_.tables[t].eviction, admission),
@@ -155,8 +155,8 @@ void RowStore::ReadShown(int bin, const IdsByTable& batch,
 bool RowStore::Admits(int bin, IdHashes hashes, int64_t id, int32_t examples, uint32_t step) const {
   const int t = bin / kStripes;
   const TableConfig& table = config_.tables[t];
-  if (table.admission.kind == AdmissionConfig::Kind::kProbability) {
-    return AdmitsByChance(table.admission.threshold, table.seed, salts_[t], id, step, examples);
+  if (!table.admission.counts()) {
+    return AdmitsUncounted(table.admission, table.seed, salts_[t], id, step, examples);
   }
   return counters_[bin]->Count(hashes, id, step) + static_cast<uint32_t>(examples) >=
          table.admission.min_count;

@@ -4,17 +4,33 @@
 
 #include <cstdint>
 
+#include "embedps/kernels/runtime/constants.h"
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/runtime/settings.h"
 
 namespace embedps {
 
+inline constexpr const char* kAdmissionKinds[] = {"always", "min_count", "chance"};
+
 struct AdmissionConfig {
-  enum class Kind { kAlways, kMinCount, kProbability };
+  enum class Kind { kAlways, kMinCount, kChance };
   Kind kind = Kind::kAlways;
   uint32_t min_count = 0;  // kMinCount: the example that admits an id, from 2 to kMaxMinCount
   uint32_t expire_steps =
       0;                   // kMinCount: a counter expires so long after its last example; 0 never
-  uint64_t threshold = 0;  // kProbability: 2^32 times the probability
+  uint64_t threshold = 0;  // kChance: 2^32 times the probability
+
+  // Whether ids without a row have counters.
+  bool counts() const { return kind == Kind::kMinCount; }
+
+  void Read(Settings* settings) {
+    settings->Name("admission", kAdmissionKinds, &kind);
+    settings->Number("admission.count", 2, kMaxMinCount, &min_count);
+    settings->Number("admission.expire_steps", 0, UINT32_MAX, &expire_steps);
+    double probability = 0;
+    settings->Number("admission.probability", 0, 1, &probability);
+    threshold = static_cast<uint64_t>(probability * 0x1p32);
+  }
 };
 
 // Of one table.
@@ -46,6 +62,19 @@ inline bool AdmitsByChance(uint64_t threshold, int64_t seed, uint64_t table_salt
     if (Mix64(of_step + j * kSplitMixIncrement) >> 32 < threshold) return true;
   }
   return false;
+}
+
+// Whether one of a step's examples admits an id, by a policy without counters.
+inline bool AdmitsUncounted(const AdmissionConfig& config, int64_t seed, uint64_t table_salt,
+                            int64_t id, uint32_t step, int32_t examples) {
+  switch (config.kind) {
+    case AdmissionConfig::Kind::kChance:
+      return AdmitsByChance(config.threshold, seed, table_salt, id, step, examples);
+    case AdmissionConfig::Kind::kAlways:
+    case AdmissionConfig::Kind::kMinCount:
+      break;
+  }
+  return true;
 }
 
 }  // namespace embedps

@@ -160,7 +160,7 @@ TEST(FullTableKeepsTheCounterOfAnIdThatItHasNoRoomFor) {
 
 TEST(ChanceIsOfTheStepAndTheExampleAndNothingElse) {
   RowStoreConfig config = MakeConfig(1, 1);
-  config.tables[0].admission.kind = AdmissionConfig::Kind::kProbability;
+  config.tables[0].admission.kind = AdmissionConfig::Kind::kChance;
   config.tables[0].admission.threshold = uint64_t{1} << 30;  // a quarter
   RowStore store(config);
   const std::vector<int64_t> ids = Range(0, 40000);

@@ -3,18 +3,25 @@
 #define EMBEDPS_KERNELS_STORE_EVICTION_H_
 
 #include <algorithm>
+#include <cfloat>
 #include <cstdint>
+#include <iterator>
 
+#include "embedps/kernels/runtime/settings.h"
+#include "embedps/kernels/store/row_layout.h"
 #include "embedps/kernels/store/stripe.h"
 
 namespace embedps {
 
-// Which row is the worst at a limit. kEvictionOrders has the names.
+// Which row is the worst at a limit.
 enum class EvictionOrder { kLeastRecent, kLeastFrequent };
+inline constexpr const char* kEvictionOrders[] = {"least_recent", "least_frequent"};
 
-// Why a row went, as RowStoreStats counts it.
-enum class EvictionCause { kAge, kNorm, kLimit, kHand };
-inline constexpr int kNumEvictionCauses = 4;
+// Why a row went, as RowStoreStats counts it. kNone is last: the row stays.
+enum class EvictionCause { kAge, kNorm, kLimit, kHand, kNone };
+inline constexpr const char* kEvictionCauses[] = {"age", "norm", "limit", "hand"};
+inline constexpr int kNumEvictionCauses = std::size(kEvictionCauses);
+static_assert(kNumEvictionCauses == static_cast<int>(EvictionCause::kNone));
 
 // A table's policies on one shard; 0 is none.
 struct EvictionConfig {
@@ -25,7 +32,43 @@ struct EvictionConfig {
   int64_t max_bytes = 0;
   EvictionOrder order = EvictionOrder::kLeastRecent;
 
+  void Read(Settings* settings) {
+    settings->Number("TimeToLive.steps", 0, INT64_MAX, &ttl_steps);
+    int64_t event_secs = 0;
+    settings->Number("TimeToLive.event_secs", 0, INT64_MAX, &event_secs);
+    has_oldest_step = event_secs > 0;
+    settings->Number("MinNorm.norm", 0, FLT_MAX, &min_norm);
+    settings->Number("SizeLimit.max_rows", 0, INT64_MAX, &max_rows);
+    settings->Number("SizeLimit.max_bytes", 0, INT64_MAX, &max_bytes);
+    settings->Name("SizeLimit.order", kEvictionOrders, &order);
+  }
+
+  // Whether a sweep can remove a row.
   bool sweeps() const { return ttl_steps > 0 || has_oldest_step || min_norm > 0; }
+
+  // Whether a sweep is due so many steps after the last one: a row goes at most a sixteenth of its
+  // time too late.
+  bool IsSweepDue(int64_t steps) const {
+    return (ttl_steps > 0 && steps >= std::max<int64_t>(1, ttl_steps / kSweepsPerTtl)) ||
+           (min_norm > 0 && steps >= kNormSweepSteps);
+  }
+
+  // Says why a sweep removes a live row at step `now`, or kNone. Rows whose last step is before
+  // `oldest` are too old. `row` is read under its stripe's lock.
+  EvictionCause CauseOf(const RowHeader& row, const RowLayout& layout, uint32_t oldest,
+                        uint32_t now) const {
+    if (row.last_step < oldest || (ttl_steps > 0 && int64_t{row.last_step} + ttl_steps < now)) {
+      return EvictionCause::kAge;
+    }
+    if (min_norm > 0 && row.frequency > 0) {
+      const double least_squared = static_cast<double>(min_norm) * min_norm;
+      if (layout.SquaredNorm(row, least_squared) < least_squared) return EvictionCause::kNorm;
+    }
+    return EvictionCause::kNone;
+  }
+
+  static constexpr int64_t kSweepsPerTtl = 16;
+  static constexpr int64_t kNormSweepSteps = 256;
 };
 
 // What a row is worth at a limit: the least goes first. A row counts as updated once from its

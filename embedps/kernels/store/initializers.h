@@ -2,16 +2,26 @@
 #ifndef EMBEDPS_KERNELS_STORE_INITIALIZERS_H_
 #define EMBEDPS_KERNELS_STORE_INITIALIZERS_H_
 
+#include <cfloat>
 #include <cstdint>
+
+#include "embedps/kernels/runtime/settings.h"
 
 namespace embedps {
 
-// kInitializerKinds has the names of the kinds.
+inline constexpr const char* kInitializerKinds[] = {"constant", "uniform", "normal"};
+
 struct InitializerConfig {
   enum class Kind { kConstant, kUniform, kNormal };
   Kind kind = Kind::kConstant;
   float low = 0;   // constant: the value; uniform: the lower bound; normal: the mean
   float high = 0;  // uniform: the upper bound; normal: the standard deviation
+
+  void Read(Settings* settings) {
+    settings->Name("initializer", kInitializerKinds, &kind);
+    settings->Number("initializer.low", -FLT_MAX, FLT_MAX, &low);
+    settings->Number("initializer.high", -FLT_MAX, FLT_MAX, &high);
+  }
 };
 
 // Sets the embedding [dim] of a new row. `table_salt` is the TableSalt of the table's name. Uniform

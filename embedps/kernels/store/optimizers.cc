@@ -1,10 +1,8 @@
 #include "embedps/kernels/store/optimizers.h"
 
-#include <algorithm>
+#include <cfloat>
 #include <cmath>
 
-#include "embedps/kernels/runtime/constants.h"
-#include "embedps/kernels/runtime/names.h"
 #include "embedps/kernels/runtime/simd.h"
 
 // A product and a sum are rounded each, as without vectors and in NumPy. Otherwise the compiler
@@ -60,45 +58,53 @@ EMBEDPS_SIMD void Scale(int dim, float by, float* __restrict w) {
   for (int i = 0; i < dim; ++i) w[i] *= by;
 }
 
+// An optimizer slot, and the value with which each of its floats starts.
+struct NewSlot {
+  OptimizerSlot slot;
+  float start;
+};
+
+std::vector<NewSlot> NewSlots(const OptimizerConfig& config, int dim) {
+  switch (config.kind) {
+    case OptimizerKind::kSgd:
+      return {};
+    case OptimizerKind::kAdagrad:
+      return {{{"accumulator", dim}, config.initial_accumulator}};
+    case OptimizerKind::kRowwiseAdagrad:
+      return {{{"accumulator", 1}, config.initial_accumulator}};
+    case OptimizerKind::kLazyAdam:
+      return {{{"m", dim}, 0}, {{"v", dim}, 0}};
+    case OptimizerKind::kFtrl:
+      return {{{"linear", dim}, 0}, {{"accumulator", dim}, config.initial_accumulator}};
+  }
+  return {};
+}
+
 }  // namespace
 
-Status ParseOptimizerKind(const std::string& name, OptimizerKind* kind) {
-  return ParseName("optimizer", kOptimizerKinds, name, kind);
+void OptimizerConfig::Read(Settings* settings) {
+  settings->Name("optimizer", kOptimizerKinds, &kind);
+  settings->Number("initial_accumulator", 0, FLT_MAX, &initial_accumulator);
+  settings->Number("epsilon", 0, FLT_MAX, &epsilon);
+  settings->Number("beta1", 0, 1, &beta1);
+  settings->Number("beta2", 0, 1, &beta2);
+  settings->Number("l1", 0, FLT_MAX, &l1);
+  settings->Number("l2", 0, FLT_MAX, &l2);
+  settings->Number("weight_decay", 0, FLT_MAX, &weight_decay);
 }
 
 std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim) {
-  switch (config.kind) {
-    case OptimizerKind::kSgd:
-      return {};
-    case OptimizerKind::kAdagrad:
-      return {{"accumulator", dim}};
-    case OptimizerKind::kRowwiseAdagrad:
-      return {{"accumulator", 1}};
-    case OptimizerKind::kLazyAdam:
-      return {{"m", dim}, {"v", dim}};
-    case OptimizerKind::kFtrl:
-      return {{"linear", dim}, {"accumulator", dim}};
-  }
-  return {};
+  std::vector<OptimizerSlot> slots;
+  for (const NewSlot& each : NewSlots(config, dim)) slots.push_back(each.slot);
+  return slots;
 }
 
 std::vector<float> InitialOptimizerSlots(const OptimizerConfig& config, int dim) {
-  switch (config.kind) {
-    case OptimizerKind::kSgd:
-      return {};
-    case OptimizerKind::kAdagrad:
-      return std::vector<float>(dim, config.initial_accumulator);
-    case OptimizerKind::kRowwiseAdagrad:
-      return {config.initial_accumulator};
-    case OptimizerKind::kLazyAdam:
-      return std::vector<float>(2 * dim);
-    case OptimizerKind::kFtrl: {
-      std::vector<float> slots(2 * dim);
-      std::fill(slots.begin() + dim, slots.end(), config.initial_accumulator);
-      return slots;
-    }
+  std::vector<float> slots;
+  for (const NewSlot& each : NewSlots(config, dim)) {
+    slots.insert(slots.end(), each.slot.width, each.start);
   }
-  return {};
+  return slots;
 }
 
 void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,

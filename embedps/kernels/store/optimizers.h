@@ -3,16 +3,16 @@
 #define EMBEDPS_KERNELS_STORE_OPTIMIZERS_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "embedps/kernels/files/row_file.h"
-#include "embedps/kernels/runtime/status.h"
+#include "embedps/kernels/runtime/settings.h"
 
 namespace embedps {
 
-// kOptimizerKinds has their names.
 enum class OptimizerKind { kSgd, kAdagrad, kRowwiseAdagrad, kLazyAdam, kFtrl };
+inline constexpr const char* kOptimizerKinds[] = {"sgd", "adagrad", "rowwise_adagrad", "lazy_adam",
+                                                  "ftrl"};
 
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
@@ -23,9 +23,10 @@ struct OptimizerConfig {
   float l1 = 0;  // FTRL
   float l2 = 0;
   float weight_decay = 0;  // all but FTRL
-};
 
-Status ParseOptimizerKind(const std::string& name, OptimizerKind* kind);
+  void Read(Settings* settings);
+  bool divides_by_learning_rate() const { return kind == OptimizerKind::kFtrl; }
+};
 
 // Lists the optimizer slots of a row, in the order in which they follow the embedding.
 std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim);

@@ -11,9 +11,7 @@
 namespace embedps {
 namespace {
 
-constexpr uint32_t kSliceRows = 256;      // rows to visit while holding a stripe's lock
-constexpr int64_t kSweepsPerTtl = 16;     // so a row goes at most a sixteenth of its time too late
-constexpr int64_t kNormSweepSteps = 256;  // steps between two looks at the norms
+constexpr uint32_t kSliceRows = 256;  // rows to visit while holding a stripe's lock
 constexpr int64_t kFirstRoom = int64_t{kStripes} * kFirstChunkRows;
 constexpr int64_t kChunkParts = 64;  // a chunk of each stripe is one of these parts of a limit
 constexpr int64_t kNoLimit = int64_t{1} << 62;  // leaves room to add
@@ -48,15 +46,14 @@ int64_t TableEviction::LeastBytes(const RowLayout& layout, int64_t evicted_bytes
 int64_t TableEviction::LeastBytes(const RowLayout& layout, const AdmissionConfig& admission,
                                   int64_t evicted_bytes) {
   const int64_t least = LeastBytes(layout, evicted_bytes);
-  if (admission.kind != AdmissionConfig::Kind::kMinCount) return least;
+  if (!admission.counts()) return least;
   return std::max(least * kCounterParts / (kCounterParts - 1) + 1,
                   kCounterParts * kLeastCounterBytes);
 }
 
 int64_t TableEviction::LeastServerBytes(const RowLayout& layout, const AdmissionConfig& admission,
                                         int64_t evicted_bytes) {
-  const bool counts = admission.kind == AdmissionConfig::Kind::kMinCount;
-  return LeastBytes(layout, evicted_bytes) + (counts ? kLeastCounterBytes : 0);
+  return LeastBytes(layout, evicted_bytes) + (admission.counts() ? kLeastCounterBytes : 0);
 }
 
 int TableEviction::ChunkBits(int64_t max_bytes, const RowLayout& layout) {
@@ -68,7 +65,7 @@ int TableEviction::ChunkBits(int64_t max_bytes, const RowLayout& layout) {
 
 int64_t TableEviction::CounterBytes(const EvictionConfig& config,
                                     const AdmissionConfig& admission) {
-  return admission.kind == AdmissionConfig::Kind::kMinCount ? config.max_bytes / kCounterParts : 0;
+  return admission.counts() ? config.max_bytes / kCounterParts : 0;
 }
 
 double TableEviction::PoolShare(const RowLayout& layout) {
@@ -200,11 +197,8 @@ bool TableEviction::IsSweepDue(int64_t steps) const {
   const int64_t oldest = oldest_step_.load(std::memory_order_relaxed);
   const int64_t passed = oldest - swept_oldest_step_.load(std::memory_order_relaxed);
   // The steps since the oldest one are the time to live at the stream's present pace.
-  if (passed > 0 && passed * kSweepsPerTtl >= steps - oldest) return true;
-  steps -= swept_steps_.load(std::memory_order_relaxed);
-  return (config_.ttl_steps > 0 &&
-          steps >= std::max<int64_t>(1, config_.ttl_steps / kSweepsPerTtl)) ||
-         (config_.min_norm > 0 && steps >= kNormSweepSteps);
+  if (passed > 0 && passed * EvictionConfig::kSweepsPerTtl >= steps - oldest) return true;
+  return config_.IsSweepDue(steps - swept_steps_.load(std::memory_order_relaxed));
 }
 
 bool TableEviction::Sweep(int64_t steps, const Sweeper::Pause& pause) {
@@ -229,17 +223,11 @@ bool TableEviction::Sweep(int64_t steps, const Sweeper::Pause& pause) {
 void TableEviction::SweepSlice(Stripe* stripe, uint32_t first, uint32_t now) {
   const uint32_t last = std::min(first + kSliceRows, stripe->used());
   const uint32_t oldest = oldest_step_.load(std::memory_order_relaxed);
-  const double least_squared = static_cast<double>(config_.min_norm) * config_.min_norm;
   for (uint32_t number = first; number < last; ++number) {
     const RowHeader* row = stripe->Row(number);
     if (!row->live) continue;
-    if (row->last_step < oldest ||
-        (config_.ttl_steps > 0 && int64_t{row->last_step} + config_.ttl_steps < now)) {
-      Remove(stripe, number, EvictionCause::kAge);
-    } else if (config_.min_norm > 0 && row->frequency > 0 &&
-               layout_.SquaredNorm(*row, least_squared) < least_squared) {
-      Remove(stripe, number, EvictionCause::kNorm);
-    }
+    const EvictionCause cause = config_.CauseOf(*row, layout_, oldest, now);
+    if (cause != EvictionCause::kNone) Remove(stripe, number, cause);
   }
 }
 

@@ -42,8 +42,6 @@ IMPORTED = (
     "embedps.evaluation.evaluator",
     "embedps.models.dlrm",
     "embedps.models.networks.dlrm",
-    "embedps.pipelines.ingestion.beam_stages",
-    "embedps.pipelines.ingestion.make_dataset",
 )
 # Of the environment, what only a fresh interpreter heeds.
 FRESH = ("PYTHON", "TF_CPP_", "TF_USE_", "LD_", "GLIBC_", "OMP_", "OPENBLAS_", "CUDA_")

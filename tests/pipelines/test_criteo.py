@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from embedps.pipelines.criteo_format import FIELDS
 from embedps.pipelines.ingestion.input_files import find_inputs
 from embedps.pipelines.ingestion.make_dataset import make_dataset
 from embedps.pipelines.ingestion.options import HeldOut, Options, parse_options
-from tests import forked
 from tests.pipelines.builders import files_of, make_line, make_lines, read_split, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,8 +46,8 @@ def make(logs: Path | str, output: Path, **settings: object) -> Dataset:
 
 
 def run_cli(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    command = ["-m", "embedps.pipelines.criteo", *map(str, args)]
-    return forked.run(command, cwd=ROOT, capture_output=True)
+    command = [sys.executable, "-m", "embedps.pipelines.criteo", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def numeric_value(field: str) -> float:
@@ -361,10 +361,10 @@ def test_interrupt_leaves_nothing_that_looks_finished(
     # Small packed, and longer to parse than the signal takes to come.
     log = tmp_path / "a.tsv.gz"
     log.write_bytes(gzip.compress((make_line() + b"\n") * 50_000, 1) * 80)
-    command = ["-m", "embedps.pipelines.criteo", "--input", str(log)]
+    command = [sys.executable, "-m", "embedps.pipelines.criteo", "--input", str(log)]
     command += ["--output", str(tmp_path / "out"), *beam_flags]
-    with forked.start(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         while not list(tmp_path.glob("out/_work/run-*.arrow")):
             assert process.poll() is None

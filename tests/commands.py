@@ -4,7 +4,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from embedps.checkpoint import __main__ as checkpoint
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
+from tests import forked
 from tests.builders import ROOT, TINY_DLRM_FLAGS
 
 LEARN = ("--sparse-learning-rate=0.2", "--dense-learning-rate=0.05", "--dense-optimizer=adagrad")
@@ -25,13 +25,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(module: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+    return forked.start(
+        ["-m", module, *arguments],
         cwd=ROOT,
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 

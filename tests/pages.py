@@ -14,7 +14,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests import forked
+from tests.forked import ROOT
+
 _BLOCK = re.compile(
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```$', re.M | re.S
 )
@@ -67,14 +69,12 @@ def run_python(*arguments: str | Path, timeout_secs: float = 280) -> str:
     """Runs Python in the directory that is the last argument; returns what it printed."""
     *command, directory = arguments
     binaries = str(Path(sys.executable).parent)
-    done = subprocess.run(
-        [sys.executable, *command],
+    done = forked.run(
+        [*command],
         cwd=directory,
         env={**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
         timeout=timeout_secs,
     )
     assert done.returncode == 0, done.stdout[-4000:]

@@ -6,8 +6,6 @@ The commands run in this process, by `command_line.run` as ever; a few also run 
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +22,7 @@ from embedps.evaluation.loaded_model import load
 from embedps.models import fm
 from embedps.run.run_config import RunConfig
 from embedps.serving.export_model import export_model
+from tests import forked
 from tests.builders import (
     ROOT,
     TINY_DLRM,
@@ -473,17 +472,14 @@ def test_damaged_shard_is_one_line_of_the_command(tmp_path):
     path = dataset.paths("train")[1]
     data = path.read_bytes()
     path.write_bytes(data[:100] + bytes(len(data) // 2) + data[100 + len(data) // 2 :])
-    done = subprocess.run(
+    done = forked.run(
         [
-            sys.executable,
             "-m",
             "embedps.train",
             *train_flags(dataset.directory, tmp_path / "m"),
         ],
         cwd=ROOT,
         capture_output=True,
-        text=True,
-        check=False,
         timeout=120,
     )
     assert done.returncode == 1

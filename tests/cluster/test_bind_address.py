@@ -5,13 +5,13 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from embedps.cluster.bind_address import VARIABLE, listen_at, listening_addresses
 from embedps.errors import UsageError
+from tests import forked
 from tests.builders import ROOT
 
 PROGRAM = """
@@ -33,13 +33,11 @@ def free_port() -> int:
 
 def serve(address: str, **environment: str) -> set[str]:
     """The hosts at which a server of that address listens, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, address],
+    done = forked.run(
+        ["-c", PROGRAM, address],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
-        text=True,
-        check=False,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
@@ -120,12 +118,11 @@ cluster.close()
 @pytest.mark.slow
 def test_all_of_a_local_cluster_listens_at_the_loopback(tmp_path: Path):
     """Client, worker and parameter server; seen from outside, by their processes' sockets."""
-    client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, str(tmp_path)],
+    client = forked.start(
+        ["-c", CLIENT, str(tmp_path)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     )
     try:
         assert client.stdout is not None

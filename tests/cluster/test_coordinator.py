@@ -19,6 +19,7 @@ from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import ScheduledCall
 from embedps.errors import ClusterError, ServerLostError, UsageError
+from tests import forked
 from tests.builders import ROOT
 from tests.coordinator_program import use
 
@@ -186,12 +187,11 @@ def test_process_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
 
 def start(log_dir: Path, *arguments: Any) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     """The program, and what it found; it waits for its stdin to end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.coordinator_program", str(log_dir), *map(str, arguments)],
+    process = forked.start(
+        ["-m", "tests.coordinator_program", str(log_dir), *map(str, arguments)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     )
     assert process.stdout is not None
     line = process.stdout.readline()

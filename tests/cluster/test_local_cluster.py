@@ -1,12 +1,11 @@
 """`LocalCluster`, as a user's script has it: two runs on it in turn, and a loss of a server."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.builders import ROOT
 
 PROGRAM = """
@@ -65,13 +64,11 @@ print(json.dumps(found), flush=True)
 def test_runs_use_a_local_cluster_in_turn_and_are_told_of_its_loss(
     tmp_path: Path, moment: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), moment],
+    done = forked.run(
+        ["-c", PROGRAM, str(tmp_path), moment],
         cwd=ROOT,
         capture_output=True,
-        text=True,
         timeout=280,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""

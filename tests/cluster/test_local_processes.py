@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from embedps.cluster.interface import ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.data.dataset import Dataset
 from embedps.errors import ClusterError, ServerLostError
+from tests import forked
 from tests.builders import ROOT, write_dataset
 from tests.commands import environment, train, wait_until_gone
 
@@ -193,12 +193,11 @@ def test_scored_unit_that_kills_its_worker_is_an_error_of_the_trainer(
     tmp_path: Path, dataset: Dataset
 ) -> None:
     """From Python, with inline evaluation."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(dataset.directory), str(tmp_path / "m")],
+    done = forked.run(
+        ["-c", PROGRAM, str(dataset.directory), str(tmp_path / "m")],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
-        text=True,
         timeout=200,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorflow.python.autograph.impl import conversion
 
-from embedps import kernels
+from embedps import ClickModel, kernels, metrics
 from embedps.console import tf_startup
+from embedps.data.unit_reader import UnitReader
+from embedps.engine.step_model import StepModel
 from embedps.kernels import build
+from embedps.tables.collection import EmbeddingCollection
 from tests.builders import ROOT, write_dataset
 from tests.commands import SMALL, read_until, train, wait_until_gone
 
@@ -104,6 +108,13 @@ def test_autograph_keeps_its_code_in_memory_and_tracebacks_show_it(tmp_path, imp
     assert "ag__.if_stmt(" in out.split("Traceback")[1]
     assert re.search(r'script.py", line 11, in double_or_fail  \*\n +y = tf.reshape', out)
     assert "def tf__double_or_fail(x):" in out
+
+
+def test_autograph_converts_what_a_user_wrote_and_leaves_most_of_ours():
+    for ours in (EmbeddingCollection.lookup, UnitReader.next, metrics.histogram_auc):
+        assert conversion.is_allowlisted(ours)
+    for theirs in (run_script, StepModel.loss, ClickModel.compute_loss):  # calls what users write
+        assert not conversion.is_allowlisted(theirs)
 
 
 def test_user_who_asks_for_the_log_gets_it(tmp_path):

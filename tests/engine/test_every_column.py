@@ -25,6 +25,7 @@ from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import DatasetError, UsageError
 from embedps.models import dlrm
+from tests import forked
 from tests.builders import ROOT, SumModel, make_trainer
 from tests.every_column import EveryColumn, plain_losses, write_dataset
 
@@ -96,12 +97,10 @@ def test_a_model_of_every_column_trains_and_is_scored(tmp_path: Path, dataset: D
 @pytest.mark.slow
 def test_a_server_and_a_worker_train_a_model_of_every_column(tmp_path: Path) -> None:
     # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.test_every_column", str(tmp_path)],
+    done = forked.run(
+        ["-m", "tests.engine.test_every_column", str(tmp_path)],
         cwd=ROOT,
         stderr=subprocess.PIPE,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -1,10 +1,8 @@
 """Steps that do not wait for slow or lost workers: NumPy's sums, and nobody is waited for."""
 
-import subprocess
-import sys
-
 import pytest
 
+from tests import forked
 from tests.builders import ROOT
 
 
@@ -12,11 +10,9 @@ from tests.builders import ROOT
 @pytest.mark.parametrize("checks", [["order"], pytest.param([], marks=pytest.mark.slow)], ids=str)
 def test_steps_go_on_without_workers_that_are_late_or_lost(tmp_path, checks):
     """In short, only that a part joins a group once all servers hold it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.group_program", str(tmp_path), *checks],
+    done = forked.run(
+        ["-m", "tests.engine.group_program", str(tmp_path), *checks],
         cwd=ROOT,
         capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -63,8 +63,14 @@ def test_another_optimizer_is_refused(tmp_path, dataset, trained, stored, given,
     )
 
 
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        pytest.param(kind, named, marks=pytest.mark.slow if named and kind != "adam" else ())
+        for kind in KINDS
+        for named in (True, False)
+    ],
+)
 def test_same_optimizer_resumes_and_the_evaluator_takes_any(
     tmp_path, dataset, trained, kind, named
 ):

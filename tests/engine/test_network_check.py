@@ -27,6 +27,7 @@ from embedps.errors import UsageError
 from embedps.storage.file_lock import RUN_LOCK_NAME
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import TrainingError
+from tests import forked
 from tests.builders import ROOT, SumModel, make_trainer, write_dataset
 from tests.engine.test_step_exchange import force_messages, tensors_between_tasks
 
@@ -498,12 +499,10 @@ def test_masks_differ_by_step_attempt_and_run_and_follow_from_the_seed(tmp_path,
 @pytest.mark.slow
 def test_servers_and_workers_do_the_same(tmp_path):
     # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.test_network_check", str(tmp_path)],
+    done = forked.run(
+        ["-m", "tests.engine.test_network_check", str(tmp_path)],
         cwd=ROOT,
         stderr=subprocess.PIPE,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from embedps.engine.steps.replicas import ReplicaExchange, make_replica_unit
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import SGD, Initializer
 from embedps.tables.collection import EmbeddingCollection
+from tests import forked
 from tests.builders import ROOT, make_dlrm, write_dataset
 from tests.tables.builders import rows_of
 
@@ -236,11 +235,9 @@ def test_replicas_of_a_strategy_compute_on_their_devices(dataset: Dataset) -> No
 @pytest.mark.slow
 def test_replicas_have_the_bits_of_as_many_workers_in_step(tmp_path: Path) -> None:
     """With short last parts, clipping, an admission, moving averages and two optimizers."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.replica_program", str(tmp_path)],
+    done = forked.run(
+        ["-m", "tests.engine.replica_program", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

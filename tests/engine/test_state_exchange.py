@@ -26,7 +26,7 @@ from embedps.engine.steps.ways import ONE_PROCESS
 from embedps.engine.unit_functions import EXCHANGES, make_train_unit
 from embedps.errors import UsageError
 from embedps.tables.collection import EmbeddingCollection
-from tests import two_tasks
+from tests import forked, two_tasks
 from tests.builders import ROOT
 from tests.engine.test_step_exchange import tensors_between_tasks, unit_arguments
 
@@ -152,12 +152,10 @@ def _collection(step: StepModel) -> EmbeddingCollection:
 @pytest.mark.slow
 def test_servers_and_a_worker_train_as_this_process_does(tmp_path: Path) -> None:
     # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.test_state_exchange", str(tmp_path)],
+    done = forked.run(
+        ["-m", "tests.engine.test_state_exchange", str(tmp_path)],
         cwd=ROOT,
         stderr=subprocess.PIPE,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -1,8 +1,5 @@
 """Workers take steps together: their sums are NumPy's, whatever is repeated or killed."""
 
-import subprocess
-import sys
-
 import pytest
 import tensorflow as tf
 
@@ -10,6 +7,7 @@ from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.errors import UsageError
+from tests import forked
 from tests.builders import ROOT, make_dlrm, write_dataset
 from tests.tables.builders import make_collection
 
@@ -18,12 +16,10 @@ from tests.tables.builders import make_collection
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_servers_add_up_the_parts_of_a_step_in_order_of_rank(num_ps, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.sync_program", str(tmp_path), str(num_ps)],
+    done = forked.run(
+        ["-m", "tests.engine.sync_program", str(tmp_path), str(num_ps)],
         cwd=ROOT,
         capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +19,7 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.summary import read_evaluations
-from tests import two_tasks
+from tests import forked, two_tasks
 from tests.builders import (
     ROOT,
     SumModel,
@@ -224,12 +222,10 @@ def test_every_example_counts_once_while_a_worker_is_killed(tmp_path, name):
     trainer.fit()
     alone = trainer._loop.scoring.inline.count(threading.Event())  # type: ignore[union-attr]
     assert alone is not None
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(dataset.directory), str(model_dir), name],
+    done = forked.run(
+        ["-c", PROGRAM, str(dataset.directory), str(model_dir), name],
         cwd=ROOT,
         capture_output=True,
-        text=True,
-        check=False,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -24,9 +24,19 @@ from tests.builders import ROOT, make_config
 
 RATINGS = ("tfrs_ranking", "tfrs_retrieval", "tfrs_multitask", "tfrs_dcn")
 MODULES = (*RATINGS, "sasrec")
+# The multitask model has the tasks of two others.
+HEAVIEST = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("tfrs_multitask", "sasrec") else pytest.mark.slow)
+        for name in MODULES
+    ],
+)
 
 
-@pytest.fixture(scope="module", params=["generated", "MovieLens 100K"])
+@pytest.fixture(
+    scope="module", params=["generated", pytest.param("MovieLens 100K", marks=pytest.mark.slow)]
+)
 def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("movielens")
     if request.param == "generated":
@@ -58,7 +68,7 @@ def test_at_most_five_lines_differ_from_a_plain_keras_model(name: str) -> None:
             assert line.endswith("# changed"), line
 
 
-@pytest.mark.parametrize("name", MODULES)
+@HEAVIEST
 def test_engine_trains_a_tutorial(tmp_path: Path, data: Path, name: str) -> None:
     dataset = dataset_of(name, data)
     config = make_config(
@@ -84,7 +94,7 @@ def test_engine_trains_a_tutorial(tmp_path: Path, data: Path, name: str) -> None
         assert all(np.isfinite(each).all() for each in model.predict(columns).values())
 
 
-@pytest.mark.parametrize("name", MODULES)
+@HEAVIEST
 def test_fit_trains_a_tutorial(data: Path, name: str) -> None:
     dataset = dataset_of(name, data)
     model = recommender_of(name, dataset).build()

@@ -45,7 +45,7 @@ def fit(model: tf.keras.Model, dataset: Dataset, model_dir: Path, **options: Any
     return model.fit(embedps.read(dataset, **READ), verbose=0, callbacks=[callback])
 
 
-@pytest.mark.parametrize("name", ["dlrm", "mmoe"])
+@pytest.mark.parametrize("name", ["dlrm", pytest.param("mmoe", marks=pytest.mark.slow)])
 def test_what_fit_saves_is_loaded_and_continued(
     tmp_path: Path, dataset: Dataset, name: str
 ) -> None:

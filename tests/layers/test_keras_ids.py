@@ -84,7 +84,7 @@ def test_a_mask_is_that_of_its_output(rate: str, max_length: int | None) -> None
         np.testing.assert_array_equal(output._keras_mask, ids)
 
 
-@pytest.mark.parametrize("max_length", [None, 4])
+@pytest.mark.parametrize("max_length", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_functional_gru_of_padded_lists_is_that_of_ragged_lists(max_length: int | None) -> None:
     def build(**options: Any) -> tf.keras.Model:
         tf.keras.utils.set_random_seed(3)

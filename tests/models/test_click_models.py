@@ -167,8 +167,21 @@ def test_logits_equal_those_of_numpy(
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("schema", shipped.NAMES)
-@pytest.mark.parametrize("name", MODULES)
+# Each model and each schema once in the quick tests.
+EACH_ONCE = {
+    (names[i % len(names)], schemas[i % len(schemas)])
+    for names, schemas in [([*MODULES], shipped.NAMES)]
+    for i in range(max(len(names), len(schemas)))
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        pytest.param(*pair, marks=() if pair in EACH_ONCE else pytest.mark.slow)
+        for pair in itertools.product(MODULES, shipped.NAMES)
+    ],
+)
 def test_trains_on_every_schema_and_resumes(
     tmp_path: Path, datasets: dict[str, Dataset], name: str, schema: str
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from embedps.layers.embeddings import Embeddings
 from embedps.models import dlrm
 from embedps.models.networks.dlrm import DLRM
 from embedps.tables import FeatureSpec, TableSpec
-from tests import shipped
+from tests import forked, shipped
 from tests.builders import ROOT, TINY_DLRM, latest, make_trainer, write_dataset
 
 EPOCHS = 3
@@ -71,13 +69,12 @@ def test_shipped_schemas_are_trained_on_by_a_local_cluster(
     tmp_path: Path, datasets: dict[str, Dataset]
 ) -> None:
     """One cluster for all: most of the time goes into its start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.shipped_program", str(tmp_path), str(EPOCHS)],
+    done = forked.run(
+        ["-m", "tests.shipped_program", str(tmp_path), str(EPOCHS)],
         cwd=ROOT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         input="".join(f"{dataset.directory}\n" for dataset in datasets.values()),
         capture_output=True,
-        text=True,
         timeout=300,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

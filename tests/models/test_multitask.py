@@ -27,6 +27,12 @@ SHARED: dict[str, Any] = {"embedding_dim": 4, "expert_mlp": (8, 6), "tower_mlp":
 MODULES = pytest.mark.parametrize("module", TINY, ids=lambda m: m.__name__)
 
 
+def quick(module: ModuleType) -> Any:
+    """Parametrizes by all modules, of which the others are slow."""
+    rest = [pytest.param(m, marks=pytest.mark.slow) for m in TINY if m is not module]
+    return pytest.mark.parametrize("module", [module, *rest], ids=lambda m: m.__name__)
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return every_column.write_dataset(tmp_path_factory.mktemp("every") / "set")
@@ -104,7 +110,7 @@ def test_answers_and_loss_equal_those_of_numpy(dataset: Dataset, module: ModuleT
     np.testing.assert_allclose(loss, total, rtol=1e-4)
 
 
-@MODULES
+@quick(ple)
 def test_trains_labels_of_every_kind_and_scores_each(
     tmp_path: Path, dataset: Dataset, module: ModuleType
 ) -> None:
@@ -126,7 +132,7 @@ def test_trains_labels_of_every_kind_and_scores_each(
     assert scores["loss"] < (result.scores[0].get("loss") or 0)
 
 
-@MODULES
+@quick(mmoe)
 def test_one_label_is_enough_and_dropout_resumes(tmp_path: Path, module: ModuleType) -> None:
     dataset = write_dataset(tmp_path / "set", train=(600,))
     recommender = make(module, dataset, dropout=0.2)

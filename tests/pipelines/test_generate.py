@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -32,6 +33,23 @@ from embedps.pipelines.synthetic.planted_model import PlantedModel, sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 100_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def calibrated_once() -> Iterator[None]:
+    """Calibrates the model of a seed once: it is a pure function, as its own tests show."""
+    calibrate = PlantedModel.calibrated
+    made: dict[Any, PlantedModel] = {}
+
+    def calibrated(seed: int, **wanted: float) -> PlantedModel:
+        key = seed, planted_model.PILOT_ROWS, *sorted(wanted.items())
+        if key not in made:
+            made[key] = calibrate(seed, **wanted)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlantedModel, "calibrated", calibrated)
+        yield
 
 
 class ParsedRows(NamedTuple):

@@ -36,6 +36,7 @@ from embedps.tables import SizeLimit, TableSpec
 from embedps.tables.byte_limits import limited_bytes, limited_row_bytes
 from embedps.training.trainer import Trainer
 from embedps.training.training_setup import TrainingSetup, set_up
+from tests import forked
 from tests.builders import MIXED, ROOT, TABLES, SumModel, write_dataset
 
 MODEL = dlrm.Config(embedding_dim=8, bottom_mlp=(64, 32), top_mlp=(64,))
@@ -94,15 +95,14 @@ def test_rows_and_bytes_of_tables_are_those_of_a_run(folder, dataset, plan):
 
 
 @pytest.mark.multiprocess
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ss") is None, reason="counts bytes of sockets by ss")
 def test_rows_bytes_and_messages_of_each_server_are_those_of_a_run(folder):
     # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.planning.test_plan", str(folder)],
+    done = forked.run(
+        ["-m", "tests.planning.test_plan", str(folder)],
         cwd=ROOT,
         stderr=subprocess.PIPE,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

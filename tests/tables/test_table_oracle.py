@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Who changes the tables asks for ten.
+THOUSANDS = int(os.environ.get("EMBEDPS_TRACES_THOUSANDS", "2"))
 DOES = {
     "train": 4,
     "repeat": 0.2,
@@ -61,13 +63,12 @@ def run_traces(first: int, num_traces: int) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("first", [0, 500])
-def test_a_thousand_traces_agree_with_the_twin(first):
-    run_traces(first, 500)
+def test_some_traces_agree_with_the_twin():
+    run_traces(0, 150)
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("first", range(1000, 11000, 1250))
-def test_ten_thousand_traces_agree_with_the_twin(first):
-    run_traces(first, 1250)
+@pytest.mark.parametrize("first", range(150, 150 + THOUSANDS * 1000, 500))
+def test_thousands_of_traces_agree_with_the_twin(first):
+    run_traces(first, 500)

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.tools.verify import verify
 from embedps.cluster.local_processes import _free_ports
 from embedps.data.dataset import Dataset
+from tests import forked
 from tests.builders import ROOT, latest
 from tests.commands import processes_with, summary_of, tf_config, wait_until_gone
 
@@ -57,13 +57,12 @@ class Program:
     """A running command, whose output can be waited on."""
 
     def __init__(self, module: str, *arguments: str, **env: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+        self.process = forked.start(
+            ["-m", module, *arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
         self._lines: list[str] = []
         self._more = threading.Condition()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from embedps.errors import UsageError
 from embedps.models import dlrm
 from embedps.run.run_config import read_run
 from embedps.training.trainer import Trainer
+from tests import forked
 from tests.builders import (
     ROOT,
     TINY_DLRM,
@@ -136,14 +135,12 @@ def unscored(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def python(*arguments: str | Path, folder: Path = ROOT, **env: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
+    done = forked.run(
+        [*map(str, arguments)],
         cwd=folder,
         env=environment(PYTHONPATH=str(ROOT), **env),
         capture_output=True,
-        text=True,
         timeout=200,
-        check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -200,13 +197,11 @@ def test_model_of_a_script_is_scored_beside_the_run_and_later_by_the_module_that
     assert err.strip().count("\n") == 0
     assert "give --model mymodel or package.module" in err
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
-    named = subprocess.run(
-        [sys.executable, *map(str, again), "--model", "own.ranker"],
+    named = forked.run(
+        [*map(str, again), "--model", "own.ranker"],
         env=environment(PYTHONPATH=path),
         capture_output=True,
-        text=True,
         timeout=200,
-        check=False,
     )
     assert named.returncode == 0, named.stderr
     assert evaluations_of(model_dir)[-1]["auc"] == score["auc"]

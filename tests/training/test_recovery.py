@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 from embedps.training.lost_progress import LostProgress
 from embedps.training.recovery import take_loss
+from tests import forked
 from tests.builders import ROOT
 
 PROGRAM = """
@@ -34,12 +33,11 @@ recovery.begin(error("ps 1 ended by SIGKILL"))
 
 
 def run(kind: str, number: int = 7, **env: str) -> tuple[int, list[str], str]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(number), kind],
+    done = forked.run(
+        ["-c", PROGRAM, str(number), kind],
         cwd=ROOT,
         env={**os.environ, **env},
         capture_output=True,
-        text=True,
         timeout=60,
     )
     return done.returncode, done.stdout.splitlines(), done.stderr

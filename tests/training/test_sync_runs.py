@@ -1,12 +1,11 @@
 """Runs whose workers train each step together: their bits, and what they resume with."""
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.builders import ROOT, make_trainer, write_dataset
 from tests.commands import SMALL, evaluations_of, finish, start, summary_of, train
 from tests.training.test_replicas import FIELDS, assert_same_checkpoint
@@ -67,12 +66,10 @@ def test_sidecar_ends_a_run_that_gets_no_better_and_the_best_is_exported(
 @pytest.mark.slow
 def test_whatever_a_run_has_works_in_step(tmp_path: Path) -> None:
     """Weights, labels, sequences, states, dropout, callbacks, policies, and files that arrive."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.sync_runs_program", str(tmp_path)],
+    done = forked.run(
+        ["-m", "tests.training.sync_runs_program", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 

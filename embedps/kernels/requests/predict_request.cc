@@ -9,7 +9,8 @@
 namespace embedps {
 namespace {
 
-constexpr uint64_t kFloat = 1, kInt64 = 9;  // of TensorFlow's DataType
+constexpr uint64_t kLastField = 3, kMaxField = (1 << 29) - 1;  // of a PredictRequest, of protobuf
+constexpr uint64_t kFloat = 1, kInt64 = 9;                     // of TensorFlow's DataType
 
 // Reads a TensorShapeProto of one dimension without a name.
 bool ReadShape(WireBytes shape, int64_t max_rows, int64_t* rows) {
@@ -110,7 +111,9 @@ int64_t FindColumns(const char* data, int64_t size, const RequestColumns& column
     uint64_t number, value;
     int type;
     WireBytes entry = {};
-    if (!request.Field(&number, &type, &entry, &value) || type != kBytes) return -1;
+    if (!request.Field(&number, &type, &entry, &value)) return -1;
+    if (number > kLastField && number <= kMaxField) continue;
+    if (type != kBytes) return -1;
     if (number == 1 && !has_spec) {
       has_spec = true;
       continue;

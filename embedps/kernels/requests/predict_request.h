@@ -1,8 +1,9 @@
 // Reads TensorFlow Serving's PredictRequest from its bytes into matrices of columns.
 //
 // It reads what clients send as a rule: each tensor once, of one dimension, as content or as packed
-// values. It declines all else, also what is malformed; a general parser then reads it or says what
-// is wrong. So what it reads means the same to both.
+// values. It skips fields that a PredictRequest does not have here. It declines all else, also what
+// is malformed; a general parser then reads it or says what is wrong. So what it reads means the
+// same to both.
 #ifndef EMBEDPS_KERNELS_REQUESTS_PREDICT_REQUEST_H_
 #define EMBEDPS_KERNELS_REQUESTS_PREDICT_REQUEST_H_
 

@@ -58,6 +58,15 @@ TEST(ReadsContentAndPackedValuesInAnyOrder) {
   }
 }
 
+TEST(SkipsFieldsThatItDoesNotKnow) {
+  const std::string skipped = Field(15, std::string(90, 'x')) + "\x20\x07" + "\x2d....";
+  EXPECT_EQ(Rows(skipped + kSpec + kFloats + skipped + kOne + kTwo + skipped), 2);
+  EXPECT_EQ(Rows(kSpec + kFloats + kOne + kTwo + "\x20"), -1);                    // cut
+  EXPECT_EQ(Rows(kSpec + kFloats + kOne + kTwo + "\x23\x24"), -1);                // a group
+  EXPECT_EQ(Rows(kSpec + kFloats + kOne + kTwo + std::string("\x02\0", 2)), -1);  // number 0
+  EXPECT_EQ(Rows(kSpec + kFloats + kOne + kTwo + "\xfa\xff\xff\xff\x1f" + std::string(1, 0)), -1);
+}
+
 TEST(DeclinesWhatIsNotUsual) {
   EXPECT_EQ(Rows(kSpec + kFloats + kOne), -1);                                 // one is absent
   EXPECT_EQ(Rows(kFloats + kOne + kTwo + kTwo), -1);                           // one comes twice

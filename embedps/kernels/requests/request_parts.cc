@@ -17,6 +17,12 @@ Kind PartOf(Kind kind, uint64_t number) {
   return kind == kShape && number == 2 ? kMessage : kOther;
 }
 
+// Whether a part is a name, or a message whose texts are all names.
+bool HasNames(Kind kind, uint64_t number) {
+  if (kind == kRequest) return number == 1 || number == 3;
+  return (kind == kEntry && number == 1) || (kind == kTensor && number == 2);
+}
+
 // Bytes of a value in a TensorProto's list of numbers: 0 of variable length, -1 is no such list.
 int WidthOf(uint64_t number) {
   switch (number) {
@@ -60,6 +66,7 @@ bool Count(WireBytes message, Kind kind, RequestParts* parts) {
       parts->objects += 1 + part.size();  // handles and variants, of whatever depth
     } else {
       ++parts->objects;
+      if (HasNames(kind, number)) parts->name_bytes += part.size();
       const Kind inner = PartOf(kind, number);
       if (inner != kOther && !Count(part, inner, parts)) return false;
     }

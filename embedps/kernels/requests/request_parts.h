@@ -7,9 +7,10 @@
 namespace embedps {
 
 struct RequestParts {
-  int64_t objects;  // messages, and texts that are no values
-  int64_t texts;    // of string_val
-  int64_t numbers;  // of all lists of numbers; tensor_content is none
+  int64_t objects;     // messages, and texts that are no values
+  int64_t texts;       // of string_val
+  int64_t numbers;     // of all lists of numbers; tensor_content is none
+  int64_t name_bytes;  // of inputs' names, their whole shapes, the model_spec and the filter
 };
 
 // Counts. Returns false if the bytes are malformed or have a group, which no client sends.

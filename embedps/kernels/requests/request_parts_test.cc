@@ -30,13 +30,16 @@ TEST(CountsObjectsTextsAndNumbers) {
   EXPECT_EQ(parts.objects, 0);
   EXPECT_TRUE(Count(Field(1, Field(1, "model")) + Field(3, "score"), &parts));
   EXPECT_EQ(parts.objects, 3);
+  EXPECT_EQ(parts.name_bytes, 7 + 5);  // the whole model_spec, and the filter
   const std::string dims = Field(2, Field(2, "\x08\x02") + Field(2, ""));
   EXPECT_TRUE(Count(Tensor("\x08\x09" + dims + Field(8, "a") + Field(8, "")), &parts));
   EXPECT_EQ(parts.objects, kTensorObjects + 3);
   EXPECT_EQ(parts.texts, 2);
+  EXPECT_EQ(parts.name_bytes, 2 + 6);  // of the input, and the whole shape
   const std::string packed = Field(5, std::string(8, 'x')) + Field(10, std::string("\x96\x01\x05"));
   EXPECT_TRUE(Count(Tensor(packed + "\x50\x07" + "\x2d...."), &parts));
   EXPECT_EQ(parts.numbers, 2 + 2 + 1 + 1);
+  EXPECT_EQ(parts.name_bytes, 2);
   EXPECT_TRUE(Count(Tensor(Field(14, "....")), &parts));  // a handle, of four messages at most
   EXPECT_EQ(parts.objects, kTensorObjects + 5);
 }

@@ -1,8 +1,10 @@
 """Requests wait in a bounded queue and are scored in batches, one batch at a time.
 
 If nothing else is to do, a request's own thread scores it: two switches of threads less. Otherwise
-a thread scores all that wait. Whatever changes the model runs between two batches. So a request
-sees the model before a change or after it, never a part of the change.
+a thread scores all that wait. A large request is scored part by part, and in between a batch of the
+others is. So these wait for one part, whatever a request asks for. Whatever changes the model runs
+between two batches, and not between the parts of a request. So a request sees the model before a
+change or after it, never a part of the change.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from embedps.serving.server.request_error import RequestError, invalid
-from embedps.serving.server.requests import Request, concatenate
+from embedps.serving.server.requests import Request, concatenate, split
 from embedps.serving.server.tensor_values import Array
 
 T = TypeVar("T")
+
+_MAX_VALUES_PER_ROW = 64  # of a column of lists in a part, on average
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ class _Pending(Generic[T]):
     def result(self, timeout: float | None) -> T:
         secs = -1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
         if not self._done.acquire(timeout=secs):
-            raise RequestError("DEADLINE_EXCEEDED", "the request's deadline passed")
+            raise _too_late()
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]
@@ -62,6 +67,40 @@ class _Waiting(_Pending[Answer]):
         super().__init__()
         self.request, self.deadline = request, deadline
 
+    @property
+    def is_late(self) -> bool:
+        return self.deadline is not None and self.deadline < time.monotonic()
+
+
+class _Large:
+    """A request that is scored in parts, and the answers of those until now."""
+
+    def __init__(self, waiting: _Waiting, parts: Iterator[Request]) -> None:
+        self._waiting, self._parts = waiting, parts
+        self._answers: list[Answer] = []
+        self._rows_left = waiting.request.rows
+
+    @property
+    def has_ended(self) -> bool:
+        return self._rows_left == 0
+
+    def answer_part(self, score: Callable[[Request], Answer]) -> int:
+        """Scores the next part; gives its rows. An error ends the request."""
+        rows = 0
+        try:
+            if self._waiting.is_late:
+                raise _too_late()
+            part = next(self._parts)
+            self._answers.append(score(part))
+            rows = part.rows
+            self._rows_left -= rows
+            if self.has_ended:
+                self._waiting.finish(_joined(self._answers))
+        except Exception as error:
+            self._rows_left = 0
+            self._waiting.fail(_as_request_error(error))
+        return rows
+
 
 class Batcher:
     """Scores requests in batches."""
@@ -71,6 +110,7 @@ class Batcher:
         score: Callable[[Request], Answer],
         *,
         max_batch_rows: int,
+        max_part_rows: int,
         max_waiting: int,
         wait_secs: float,
         on_batch: Callable[[int], None],
@@ -80,16 +120,23 @@ class Batcher:
         Args:
           score: scores a batch.
           max_batch_rows: a batch takes no further request that would give it more rows.
-          max_waiting: requests that may wait; the next one is refused.
+          max_part_rows: a request of more is scored in parts.
+          max_waiting: requests that may wait, and half as many that are scored in parts; the next
+            one is refused.
           wait_secs: how long a request may wait for others to share its batch.
           on_batch: gets the rows of each batch.
         """
         self._score = score
         self._max_batch_rows, self._max_waiting = max_batch_rows, max_waiting
+        self._max_part_rows = max_part_rows
+        self._max_part_values = _MAX_VALUES_PER_ROW * max_part_rows
         self._wait_secs = wait_secs
         self._on_batch = on_batch
         self._changed = threading.Condition()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Waiting] = deque()  # those that share batches
+        self._large: deque[_Waiting] = deque()  # those that are scored in parts
+        self._begun: _Large | None = None
+        self._large_is_next = False  # if others wait too
         self._work: deque[tuple[Callable[[], Any], _Pending[Any]]] = deque()
         self._is_busy = False  # with a batch or a change
         self._closed = False
@@ -108,18 +155,16 @@ class Batcher:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = _Waiting(request, deadline)
+        is_large = self._is_large(request)
         with self._changed:
             if self._closed:
                 raise RequestError("UNAVAILABLE", "the server ends")
-            if len(self._waiting) >= self._max_waiting:
-                raise RequestError(
-                    "RESOURCE_EXHAUSTED", f"{self._max_waiting} requests wait already: ask later"
-                )
-            alone = not (self._is_busy or self._waiting or self._work or self._wait_secs)
+            self._check_room(is_large)
+            alone = not (is_large or self._is_busy or self._has_work or self._wait_secs)
             if alone:
                 self._is_busy = True
             else:
-                self._waiting.append(waiting)
+                (self._large if is_large else self._waiting).append(waiting)
                 if not self._is_busy or self._wait_secs:
                     self._changed.notify_all()
         if alone:
@@ -150,35 +195,72 @@ class Batcher:
             self._changed.notify_all()
         self._thread.join()
 
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._large or self._begun or self._work)
+
+    def _is_large(self, request: Request) -> bool:
+        most_values = max((len(values) for values, _ in request.lists), default=0)
+        return request.rows > self._max_part_rows or most_values > self._max_part_values
+
+    def _check_room(self, is_large: bool) -> None:
+        waiting, large = len(self._waiting) + len(self._large), len(self._large)
+        if waiting >= self._max_waiting:
+            raise RequestError("RESOURCE_EXHAUSTED", f"{waiting} requests wait already: ask later")
+        if is_large and 2 * large >= self._max_waiting:
+            raise RequestError(
+                "RESOURCE_EXHAUSTED",
+                f"{large} requests of more than {self._max_part_rows} records or "
+                f"{self._max_part_values} values of a list wait already: ask later, or for fewer",
+            )
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                while self._is_busy or not (self._waiting or self._work or self._closed):
+                while self._is_busy or not (self._has_work or self._closed):
                     self._changed.wait()
-                if not self._waiting and not self._work:
+                if not self._has_work:
                     return
                 self._is_busy = True
-                work = self._work.popleft() if self._work else None
+                turn = self._next_turn()
             try:
-                if work is not None:
-                    _run_into(*work)
-                else:
-                    self._answer(self._next_batch())
+                turn()
             finally:
                 self._rest()
 
     def _rest(self) -> None:
         with self._changed:
             self._is_busy = False
-            if self._waiting or self._work or self._closed:
+            if self._has_work or self._closed:
                 self._changed.notify_all()
+
+    def _next_turn(self) -> Callable[[], None]:
+        """Chooses a change of the model, a batch, or a part of a large request."""
+        if self._begun is None and self._work:
+            work = self._work.popleft()
+            return lambda: _run_into(*work)
+        if (self._begun or self._large) and (self._large_is_next or not self._waiting):
+            self._large_is_next = False
+            if self._begun is None:
+                waiting = self._large.popleft()
+                self._begun = _Large(
+                    waiting,
+                    split(
+                        waiting.request,
+                        max_rows=self._max_part_rows,
+                        max_values=self._max_part_values,
+                    ),
+                )
+            return self._answer_part
+        self._large_is_next = True
+        return lambda: self._answer(self._next_batch())
 
     def _next_batch(self) -> list[_Waiting]:
         with self._changed:
             batch = [self._waiting.popleft()]
             rows = batch[0].request.rows
             end = time.monotonic() + self._wait_secs
-            while not self._work:
+            while True:
                 if self._waiting:
                     rows += self._waiting[0].request.rows
                     if rows > self._max_batch_rows:
@@ -186,17 +268,24 @@ class Batcher:
                     batch.append(self._waiting.popleft())
                     continue
                 left = end - time.monotonic()
-                if left <= 0 or self._closed or rows >= self._max_batch_rows:
+                if left <= 0 or self._closed or self._has_work or rows >= self._max_batch_rows:
                     break
                 self._changed.wait(left)
         return batch
 
+    def _answer_part(self) -> None:
+        if (large := self._begun) is not None:
+            rows = large.answer_part(self._score)
+            if large.has_ended:
+                self._begun = None
+            if rows:
+                self._on_batch(rows)
+
     def _answer(self, batch: Sequence[_Waiting]) -> None:
-        now = time.monotonic()
         kept = []
         for each in batch:
-            if each.deadline is not None and each.deadline < now:
-                each.fail(RequestError("DEADLINE_EXCEEDED", "the request's deadline passed"))
+            if each.is_late:
+                each.fail(_too_late())
             else:
                 kept.append(each)
         if not kept:
@@ -224,6 +313,16 @@ def _run_into(work: Callable[[], Any], pending: _Pending[Any]) -> None:
         pending.finish(work())
     except BaseException as error:  # goes to the thread that waits
         pending.fail(error)
+
+
+def _joined(answers: Sequence[Answer]) -> Answer:
+    """Makes one answer of those of a request's parts."""
+    outputs = {n: np.concatenate([a.outputs[n] for a in answers]) for n in answers[0].outputs}
+    return Answer(number=answers[0].number, outputs=outputs)
+
+
+def _too_late() -> RequestError:
+    return RequestError("DEADLINE_EXCEEDED", "the request's deadline passed")
 
 
 def _as_request_error(error: Exception) -> RequestError:

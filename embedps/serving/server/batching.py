@@ -19,6 +19,12 @@ class Batching:
         least=1,
         most=MAX_COUNT,
     )
+    part_rows: int = option(
+        1024,
+        "a request of more records is scored in parts of so many, and others in between",
+        least=1,
+        most=MAX_COUNT,
+    )
     batch_wait_ms: float = option(
         0.0,
         "how long a request waits for others to share its batch",

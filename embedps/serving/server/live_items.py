@@ -184,11 +184,11 @@ class LiveItems:
           request: what is asked.
 
         Returns:
-          "ids" [rows, k] and "scores", float32 [rows, k], for the largest k of the request. Where
+          "ids" [rows, k] and "scores", float32 [rows, k], for the request's `most`. Where
           a query has no item any more, or asked for fewer, the score is NO_SCORE. And `unknown`;
           such a query has popular items with their rates of updates, if it may.
         """
-        most = int(request.k.max(initial=1))
+        most = request.most
         scores, keys = self._search.find(queries, request, most)
         if self.unknown_query == "popular" and unknown.any():
             scores, keys = scores.copy(), keys.copy()

@@ -33,6 +33,7 @@ class _Parts(ctypes.Structure):  # RequestParts
         ("objects", ctypes.c_int64),
         ("texts", ctypes.c_int64),
         ("numbers", ctypes.c_int64),
+        ("name_bytes", ctypes.c_int64),
     )
 
 
@@ -40,13 +41,14 @@ class _Parts(ctypes.Structure):  # RequestParts
 _OBJECT_BYTES, _TEXT_BYTES, _NUMBER_BYTES = 256, 48, 24
 _MAX_OBJECTS = 1 << 16  # each takes the interpreter a while
 _MAX_TEXTS = 1 << 21
+_MAX_NAME_BYTES = 1 << 20
 
 
 def parsed_bytes(data: bytes) -> int:
     """Counts the bytes that protobuf takes to parse a PredictRequest, besides what it copies.
 
     Raises:
-      RequestError: it is malformed, or has too many parts.
+      RequestError: it is malformed, or has too many parts or too long names.
     """
     parts = _Parts()
     is_whole = kernels.library().embedps_count_parts
@@ -56,6 +58,7 @@ def parsed_bytes(data: bytes) -> int:
     for count, most, what in (
         (parts.objects, _MAX_OBJECTS, "inputs, dimensions and other parts"),
         (parts.texts, _MAX_TEXTS, "texts in string_val"),
+        (parts.name_bytes, _MAX_NAME_BYTES, "bytes of names"),
     ):
         if count > most:
             raise invalid(f"a PredictRequest must have at most {most} {what} but has {count}")

@@ -7,7 +7,7 @@ One matrix holds the columns of floats, one those of integers: a call of a tf.fu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from embedps.data.columns import Columns
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.row_padding import padded_size
 from embedps.serving.inputs import Inputs, lengths_name, tensor_name
-from embedps.serving.server.request_error import invalid
+from embedps.serving.server.request_error import MAX_TEXT_BYTES, invalid
 from embedps.serving.server.request_size import MAX_LIST_VALUES
 from embedps.serving.server.tensor_values import Array
 
@@ -57,6 +57,35 @@ def concatenate(requests: Sequence[Request]) -> Request:
             for column in zip(*(request.lists for request in requests), strict=True)
         ),
     )
+
+
+def split(request: Request, *, max_rows: int, max_values: int) -> Iterator[Request]:
+    """Gives the parts of a request in order, so that `concatenate` would make it of them.
+
+    Args:
+      request: of which there is one part if it has no records.
+      max_rows: of a part.
+      max_values: of a column of lists in a part, unless one record has more.
+    """
+    ends = [np.append(0, np.cumsum(lengths)) for _, lengths in request.lists]
+    first = 0
+    while True:
+        last = min(first + max_rows, request.rows)
+        for end in ends:
+            beyond = int(np.searchsorted(end, end[first] + max_values, side="right"))
+            last = min(last, max(beyond - 1, first + 1))
+        yield Request(
+            rows=last - first,
+            floats=request.floats[:, first:last],
+            integers=request.integers[:, first:last],
+            lists=tuple(
+                (values[end[first] : end[last]], lengths[first:last])
+                for (values, lengths), end in zip(request.lists, ends, strict=True)
+            ),
+        )
+        first = last
+        if first >= request.rows:
+            return
 
 
 def pad(request: Request) -> Request:
@@ -122,11 +151,16 @@ def check_names(specs: Mapping[str, tf.TensorSpec], names: Set[str]) -> None:
       RequestError: one is absent or unknown.
     """
     if set(names) != specs.keys():
-        absent, unknown = sorted(specs.keys() - names), sorted(names - specs.keys())
+        said = [_listed(each) for each in (specs, specs.keys() - names, names - specs.keys())]
         raise invalid(
-            f"a request must have the tensors {', '.join(sorted(specs))} but lacks "
-            f"{', '.join(absent) or 'none'} and has {', '.join(unknown) or 'no others'} besides"
+            f"a request must have the tensors {said[0]} but lacks {said[1] or 'none'} and has "
+            f"{said[2] or 'no others'} besides"
         )
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Joins names, each cut to what an error has room for."""
+    return ", ".join(name[:MAX_TEXT_BYTES] for name in sorted(names))
 
 
 class RequestFormat:

@@ -118,6 +118,7 @@ class ServedModel:
             return Batcher(
                 answer,
                 max_batch_rows=batching.batch_rows,
+                max_part_rows=batching.part_rows,
                 max_waiting=batching.max_waiting,
                 wait_secs=batching.batch_wait_ms / 1000,
                 on_batch=on_batch,
@@ -170,7 +171,7 @@ class ServedModel:
         items = self._model.items
         if self._ranker is None or items is None:
             raise self._ranks_nothing()
-        most = int(items.format.parts(request).k.max(initial=1))
+        most = items.format.parts(request).most
         answer = self._ranker.ask(request, timeout)
         outputs = {n: a[:, :most] if a.ndim > 1 else a for n, a in answer.outputs.items()}
         unknown = answer.outputs[UNKNOWN]
@@ -325,14 +326,14 @@ class ServedModel:
 
     def _between(self, change: Callable[[], T]) -> T:
         """Runs a change while no request is answered."""
-        for batcher in self._others:
+        for batcher in (self._batcher, *self._others):  # scores wait last, so least
             change = partial(batcher.between, change)
-        return self._batcher.between(change)
+        return change()
 
     @property
     def _others(self) -> list[Batcher]:
         """The batchers besides that of scores."""
-        return [batcher for batcher in (self._ranker, self._encoder) if batcher is not None]
+        return [batcher for batcher in (self._encoder, self._ranker) if batcher is not None]
 
     def _ranks_nothing(self) -> RequestError:
         return RequestError("INVALID_ARGUMENT", f"model {self.name!r} ranks no items")

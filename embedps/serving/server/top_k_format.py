@@ -16,7 +16,8 @@ from embedps.serving.server.tensor_values import Array
 
 MAX_FOUND = 1 << 23  # items of an answer
 K, SEEN, ALLOWED = "k", "seen", "allowed"
-_IS_LIMITED = "embedps_is_limited"  # no tensor of a request: whether it has a list of `allowed`
+# No tensors of a request: whether it has a list of `allowed`, and its largest `k`.
+_IS_LIMITED, _MOST = "embedps_is_limited", "embedps_most"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class TopKRequest:
     Attributes:
       query: the query tower's columns.
       k: how many items, int64 [rows].
+      most: how wide the answer is: the largest `k` of the requests whose records these are, also
+        where they are but some records of a request.
       seen: ids to leave out, and the lists' lengths.
       allowed: ids that may be found, and the lists' lengths.
       is_limited: bool [rows], whether the list of `allowed` counts.
@@ -33,6 +36,7 @@ class TopKRequest:
 
     query: Request
     k: Array
+    most: int
     seen: tuple[Array, Array]
     allowed: tuple[Array, Array]
     is_limited: Array
@@ -64,14 +68,14 @@ class TopKFormat(RequestFormat):
             )
         columns = dataclasses.replace(
             query,
-            integers=(*query.integers, K, _IS_LIMITED),
+            integers=(*query.integers, K, _IS_LIMITED, _MOST),
             id_lists=(*query.id_lists, *filters),
         )
         super().__init__(columns, missing_id=missing_id)
         self.query = RequestFormat(query, missing_id=missing_id)
         self._default_k, self._max_k = default_k, max_k
         self._filters = filters
-        del self.specs[_IS_LIMITED]
+        del self.specs[_IS_LIMITED], self.specs[_MOST]
         optional = {name for filter in filters for name in (filter, lengths_name(filter))}
         self._optional = frozenset({K, *optional})
 
@@ -94,6 +98,7 @@ class TopKFormat(RequestFormat):
         if np.any(k < 1) or np.any(k > self._max_k):
             raise invalid(f"{K!r} must be from 1 to {self._max_k} but is {k.tolist()[:5]}")
         whole[_IS_LIMITED] = np.full(1, ALLOWED in given, np.int64)
+        whole[_MOST] = np.full(1, k.max(initial=1), np.int64)
         request = self._request(whole)
         if (found := request.rows * int(k.max(initial=0))) > MAX_FOUND:
             raise invalid(
@@ -107,7 +112,7 @@ class TopKFormat(RequestFormat):
         lists = dict(zip(self.lists, request.lists, strict=True))
         rows = dict(zip(self.integers, request.integers, strict=True))
         nothing = (np.zeros(0, np.int64), np.zeros(request.rows, np.int64))
-        query = [place for place, n in enumerate(self.integers) if n not in (K, _IS_LIMITED)]
+        query = [place for place, n in enumerate(self.integers) if n not in (K, _IS_LIMITED, _MOST)]
         return TopKRequest(
             query=Request(
                 rows=request.rows,
@@ -116,6 +121,7 @@ class TopKFormat(RequestFormat):
                 lists=tuple(lists[name] for name in self.query.lists),
             ),
             k=rows[K],
+            most=int(rows[_MOST].max(initial=1)),
             seen=lists.get(SEEN, nothing),
             allowed=lists.get(ALLOWED, nothing),
             is_limited=rows[_IS_LIMITED] != 0,

@@ -72,7 +72,7 @@ def serving(
         lambda manifest: LiveModel(recommender, dataset, directory, manifest, **more),
         number=options.pop("number", None),
         follows=options.pop("follows", True),
-        batching=Batching(max_waiting=max_waiting),
+        batching=Batching(max_waiting=max_waiting, part_rows=options.pop("part_rows", 1024)),
         on_batch=api.metrics.count_batch(NAME),
     )
     api.models[NAME] = model

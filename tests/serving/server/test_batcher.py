@@ -1,5 +1,6 @@
-"""The queue is bounded, deadlines hold, and one bad record does not spoil a batch."""
+"""The queue is bounded, deadlines hold, and one request does not spoil or hold up the others."""
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,15 +19,22 @@ def make_request(*values: float) -> Request:
     return Request(rows=len(values), floats=floats, integers=np.zeros([0, 1], np.int64), lists=())
 
 
+def make_lists(*lengths: int) -> Request:
+    lists = (np.arange(sum(lengths)), np.array(lengths))
+    return dataclasses.replace(make_request(*range(len(lengths))), lists=(lists,))
+
+
 class Doubling:
     """Doubles numbers, once it may; refuses negative ones."""
 
     def __init__(self) -> None:
         self.may_go, self.number = threading.Event(), 1
         self.rows: list[int] = []
+        self.batches: list[list[float]] = []
 
     def __call__(self, request: Request) -> Answer:
         self.rows.append(request.rows)
+        self.batches.append(request.floats[0].tolist())
         assert self.may_go.wait(60)
         if (request.floats < 0).any():
             raise ValueError("negative")
@@ -34,8 +42,14 @@ class Doubling:
 
 
 def make_batcher(score: Doubling, **options: Any) -> Batcher:
-    known = {"max_batch_rows": 4, "max_waiting": 3, "wait_secs": 0.0}
-    return Batcher(score, **{**known, **options}, on_batch=lambda _: None)
+    known: dict[str, Any] = {
+        "max_batch_rows": 4,
+        "max_part_rows": 4,
+        "max_waiting": 3,
+        "wait_secs": 0.0,
+    }
+    known |= {"on_batch": lambda _: None}
+    return Batcher(score, **known | options)
 
 
 def test_requests_share_batches_and_a_full_queue_refuses() -> None:
@@ -95,3 +109,108 @@ def test_changes_run_between_batches_before_those_that_wait() -> None:
     with pytest.raises(ZeroDivisionError):
         batcher.between(lambda: 1 / 0)
     batcher.close()
+
+
+def ask_while_busy(pool: ThreadPoolExecutor, batcher: Batcher, *requests: Request) -> list[Any]:
+    """Asks one after the other, and returns once the first is scored and the others wait."""
+    asked = [pool.submit(batcher.ask, requests[0])]
+    until(lambda: batcher._is_busy)
+    for count, request in enumerate(requests[1:], 1):
+        asked.append(pool.submit(batcher.ask, request))
+        until(lambda n=count: len(batcher._waiting) + len(batcher._large) == n)
+    return asked
+
+
+def test_others_wait_for_one_part_of_a_large_request() -> None:
+    score, rows = Doubling(), list[int]()
+    batcher = make_batcher(score, max_waiting=9, on_batch=rows.append)
+    with ThreadPoolExecutor(8) as pool:
+        large, *small = ask_while_busy(
+            pool,
+            batcher,
+            make_request(*range(10)),
+            *(make_request(20), make_request(21, 22), make_request(30, 31, 32)),
+        )
+        score.may_go.set()
+        assert large.result().outputs["score"].tolist() == [*range(0, 20, 2)]
+        found = [each.result().outputs["score"].tolist() for each in small]
+        assert found == [[40], [42, 44], [60, 62, 64]]
+    batcher.close()
+    # Others share batches as without it.
+    parts = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert score.batches == [parts[0], [20, 21, 22], parts[1], [30, 31, 32], parts[2]]
+    assert rows == [4, 3, 4, 3, 2]
+
+
+def test_large_requests_are_scored_one_after_the_other() -> None:
+    score = Doubling()
+    batcher = make_batcher(score, max_waiting=4)
+    with ThreadPoolExecutor(8) as pool:
+        asked = ask_while_busy(
+            pool,
+            batcher,
+            make_request(*range(5)),
+            *(make_request(*range(10, 16)), make_request(*range(20, 25)), make_request(30)),
+        )
+        # Of those that may wait, half may be large.
+        with pytest.raises(RequestError, match=r"2 requests of more than 4 records .* wait") as no:
+            batcher.ask(make_request(*range(5)))
+        assert no.value.code == "RESOURCE_EXHAUSTED"
+        score.may_go.set()
+        for each in asked:
+            each.result()
+    batcher.close()
+    assert [batch[0] for batch in score.batches] == [0, 30, 4, 10, 14, 20, 24]
+
+
+def test_lists_of_many_values_make_a_request_large() -> None:
+    score = Doubling()
+    score.may_go.set()
+    batcher = make_batcher(score)  # parts of up to 4 * 64 values
+    for request, rows in (
+        (make_lists(200, 56), [2]),
+        (make_lists(200, 57), [1, 1]),
+        (make_lists(0, 300, 0, 1), [1, 1, 2]),
+    ):
+        assert len(batcher.ask(request).outputs["score"]) == request.rows
+        assert score.rows == rows
+        score.rows.clear()
+    batcher.close()
+
+
+def test_all_parts_are_of_one_model() -> None:
+    score = Doubling()
+    batcher = make_batcher(score)
+    with ThreadPoolExecutor(8) as pool:
+        large, small, after = ask_while_busy(
+            pool, batcher, make_request(*range(10)), make_request(20), make_request(*range(30, 35))
+        )
+        change = pool.submit(batcher.between, lambda: setattr(score, "number", 2))
+        until(lambda: len(batcher._work) == 1)
+        score.may_go.set()
+        change.result()
+        assert (large.result().number, small.result().number, after.result().number) == (1, 1, 2)
+    batcher.close()
+    # The change waits for the one that has begun, and others do not wait for the change.
+    assert [batch[0] for batch in score.batches] == [0, 20, 4, 8, 30, 34]
+
+
+def test_a_part_that_fails_or_comes_too_late_ends_its_request() -> None:
+    score = Doubling()
+    batcher = make_batcher(score)
+    with ThreadPoolExecutor(8) as pool:
+        failing, other = ask_while_busy(
+            pool, batcher, make_request(*range(4), -1, *range(5)), make_request(20)
+        )
+        score.may_go.set()
+        with pytest.raises(RequestError, match="ValueError: negative"):
+            failing.result()
+        assert other.result().outputs["score"].tolist() == [40]
+    assert score.rows == [4, 1, 4]
+    score.may_go.clear()
+    score.rows.clear()
+    with pytest.raises(RequestError, match="deadline passed"):
+        batcher.ask(make_request(*range(10)), timeout=0.01)
+    score.may_go.set()
+    batcher.close()
+    assert score.rows in ([], [4])  # whether it had begun by then

@@ -151,6 +151,17 @@ def check(found: tuple[Any, Any], exact: Exact, rows: Any, k: int, **filters: An
         np.testing.assert_array_equal(scores, want_scores)
 
 
+def check_each_k(found: tuple[Any, Any], exact: Exact) -> None:
+    """Checks an answer whose first row asked for one item, the second for two, and so on."""
+    ids, scores = found
+    assert ids.shape == scores.shape == (QUERIES, QUERIES)
+    for row in range(QUERIES):
+        own = (ids[row : row + 1, : row + 1], scores[row : row + 1, : row + 1])
+        check(own, exact, [row], row + 1)
+        assert (ids[row, row + 1 :] == -1).all()
+        assert (scores[row, row + 1 :] == LEAST).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", [*TOWERS], indirect=True)
 def test_each_answer_is_the_exact_search_of_its_manifest(
@@ -273,16 +284,7 @@ def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> N
         compare(5, of_all("allowed", *some), allowed=[some for _ in rows])
         compare(5, of_all("allowed"), allowed=[[] for _ in rows])
         compare(5, of_rows | of_all("allowed", *every), seen=seen, allowed=[every for _ in rows])
-        # Each row may ask for another number.
-        ids, scores = ask(client, given | {"k": np.arange(1, QUERIES + 1)})[1:]
-        for row in rows:
-            check(
-                (ids[row : row + 1, : row + 1], scores[row : row + 1, : row + 1]),
-                exact,
-                [row],
-                row + 1,
-            )
-            assert (ids[row, row + 1 :] == -1).all()
+        check_each_k(ask(client, given | {"k": np.arange(1, QUERIES + 1)})[1:], exact)
         for wrong, said in (
             ({"k": ints(0)}, "'k' must be from 1 to 1000"),
             ({"k": ints(1001)}, "'k' must be from 1 to 1000"),
@@ -296,6 +298,21 @@ def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> N
                 ask(client, given | wrong)
             assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         client.close()
+
+
+@ON_ROWS
+def test_a_large_request_is_ranked_in_parts(
+    trained: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    """The answer is as wide as if it were one batch, though the parts' largest `k` differ."""
+    directory = CheckpointDirectory(trained)
+    exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
+    given = queries_of(dataset) | {"k": np.arange(1, QUERIES + 1)}
+    with serving(directory, dataset, part_rows=16) as (api, _, addresses):
+        client = Client(addresses.grpc)
+        check_each_k(ask(client, given)[1:], exact)
+        client.close()
+        assert 'embedps_batch_rows_count{model="clicks"} 3.0' in api.metrics.text()
 
 
 @ON_ROWS
@@ -434,6 +451,7 @@ def test_an_ivf_is_built_anew_beside_searches_once_much_has_changed() -> None:
     request = TopKRequest(
         query=Request(rows=64, floats=columns, integers=columns, lists=()),
         k=np.full(64, 10),
+        most=10,
         seen=zeros,
         allowed=zeros,
         is_limited=np.zeros(64, np.bool_),

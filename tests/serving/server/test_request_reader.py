@@ -82,6 +82,15 @@ def test_what_is_read_of_damaged_bytes_is_what_protobuf_reads() -> None:
     assert num_read > 300  # values were damaged, not what is around them
 
 
+def test_unknown_fields_are_skipped() -> None:
+    plain = make_message(3).SerializeToString()
+    skipped = b"\x7a\x05other\x20\x07\x2d...."  # of fields 15, 4 and 5
+    data = skipped + plain + skipped
+    found = read(data)
+    assert found is not None
+    assert_equal(found, by_protobuf(data))
+
+
 def test_other_forms_are_declined() -> None:
     filtered, named, empty, wide = (make_message(2) for _ in range(4))
     filtered.output_filter.append("score")

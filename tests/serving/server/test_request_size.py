@@ -144,6 +144,36 @@ def test_a_message_of_many_parts_is_not_parsed(data: bytes) -> None:
         parsed_bytes(data)
 
 
+NAME = b"x" * ((1 << 19) + 1)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        field(2, field(1, NAME)),  # an input
+        field(2, field(2, field(2, field(2, field(2, NAME))))),  # a dimension
+        field(1, field(1, NAME)),  # the model
+        field(1, field(4, NAME)),  # its label
+        field(3, NAME),  # the filter
+    ],
+)
+def test_a_message_of_long_names_is_not_parsed(part: bytes) -> None:
+    parsed_bytes(part)
+    with pytest.raises(RequestError, match=r"at most 1048576 bytes of names but has 104[89]"):
+        parsed_bytes(part + part)
+
+
+def test_names_are_cut_before_they_are_joined() -> None:
+    form = RequestFormat(Columns(ids=("C1",)), missing_id=-1)
+    name = "x" * (8 << 20)
+    tracemalloc.start()
+    with pytest.raises(RequestError, match="must have the tensors C1 but lacks C1 and has xxx"):
+        form.check_names({name})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < MIB
+
+
 @pytest.mark.parametrize("data", [b"\x12\x05\x0a", b"\x13\x14", b"\x15\x00", b"\x0d"])
 def test_groups_and_cut_messages_are_malformed(data: bytes) -> None:
     with pytest.raises(RequestError, match="bytes must be a PredictRequest"):

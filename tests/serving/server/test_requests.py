@@ -1,12 +1,16 @@
 """Requests of tensors become columns; what does not fit is refused by name."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from embedps.data.columns import Columns
 from embedps.data.unit_reader import NUMERICS
@@ -16,7 +20,7 @@ from embedps.serving.server.json_bodies import columns_of, rows_of
 from embedps.serving.server.made_columns import of_raw
 from embedps.serving.server.messages import PredictRequest
 from embedps.serving.server.request_error import RequestError
-from embedps.serving.server.requests import RequestFormat, concatenate
+from embedps.serving.server.requests import RequestFormat, concatenate, split
 from embedps.serving.server.tensor_values import fill, read_vector
 from tests.pipelines.shop import load as load_table
 
@@ -57,6 +61,39 @@ def test_one_row_counts_for_all_and_batches_keep_the_order() -> None:
     assert columns[NUMERICS].numpy().tolist() == [[0.5], [1.5], [0.5], [1.5]]
     empty = {name: array[:0] for name, array in arrays().items()}
     assert FORMAT.request(empty | {"C2": ints([3])}).rows == 0
+
+
+@settings(max_examples=50, deadline=None)
+@drawn(
+    lengths=st.lists(st.integers(0, 5), max_size=30),
+    max_rows=st.integers(1, 40),
+    max_values=st.integers(1, 12),
+)
+def test_parts_make_the_request_again(lengths: list[int], max_rows: int, max_values: int) -> None:
+    rows, values = len(lengths), sum(lengths)
+    whole = FORMAT.request(
+        {
+            "I1": np.arange(rows, dtype=np.float32),
+            "C1": np.arange(rows),
+            "C2": np.arange(rows) + 100,
+            "tags": np.arange(values),
+            "tags_lengths": ints(lengths),
+        }
+    )
+    parts = [*split(whole, max_rows=max_rows, max_values=max_values)]
+    for part in parts:
+        assert part.rows == part.floats.shape[1] == part.integers.shape[1] == len(part.lists[0][1])
+        assert part.rows <= max_rows
+        assert len(part.lists[0][0]) <= max_values or part.rows == 1
+    assert all(part.rows for part in parts) or rows == 0
+    # Each takes as many records as it may.
+    for part, after in pairwise(parts):
+        more = len(part.lists[0][0]) + after.lists[0][1][0]
+        assert part.rows == max_rows or more > max_values
+    again = concatenate(parts)
+    assert again.rows == rows
+    for found, wanted in zip(again.arguments(), whole.arguments(), strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize(

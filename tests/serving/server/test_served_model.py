@@ -18,7 +18,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.serving.server.live_model import LiveModel
-from embedps.serving.server.requests import concatenate
+from embedps.serving.server.requests import concatenate, split
 from tests.builders import MIXED, make_trainer, write_dataset
 from tests.serving.builders import split_of, tensors
 from tests.serving.server.builders import (
@@ -223,6 +223,27 @@ def test_lists_are_scored(tmp_path: Path) -> None:
         live.format.request(tensors(table.slice(first, rows), (*COLUMNS, "tags", "row")))
         for first, rows in ((0, 7), (7, 1), (8, 292))
     ]
-    answer = live.score(concatenate(requests))
-    np.testing.assert_array_equal(answer.outputs["score"], loaded.predict(table)["score"])
+    whole, wanted = concatenate(requests), loaded.predict(table)["score"]
+    np.testing.assert_array_equal(live.score(whole).outputs["score"], wanted)
+    parts = [*split(whole, max_rows=64, max_values=70)]
+    assert len(parts) > 5
+    scores = [live.score(part).outputs["score"] for part in parts]
+    np.testing.assert_array_equal(np.concatenate(scores), wanted)
     live.close()
+
+
+def test_the_parts_of_a_request_have_the_bits_of_the_whole(
+    trained: Path, replay: Replay, dataset: Dataset
+) -> None:
+    number = replay.numbers[0]
+    replay.commit(number)
+    table = split_of(dataset)
+    request = predict_request(tensors(table, COLUMNS))
+    wanted = embedps.load(trained, number=number).predict(table)["score"]
+    for part_rows in (100, table.num_rows):
+        with serving(replay.directory, dataset, part_rows=part_rows) as (api, _, addresses):
+            client = Client(addresses.grpc)
+            np.testing.assert_array_equal(score_of(client.predict(request)), wanted)
+            client.close()
+            batches = -(-table.num_rows // part_rows)
+            assert f'embedps_batch_rows_count{{model="clicks"}} {batches}.0' in api.metrics.text()

@@ -93,17 +93,20 @@ def answer_of(connection: Any) -> tuple[int, bytes]:
     reader = h11.Connection(h11.CLIENT)
     reader.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
     reader.send(h11.EndOfMessage())
-    code, size, body = 0, 0, bytearray()
+    code, left, body = 0, 1, bytearray()  # of a head, one byte at a time
     while True:
         event = reader.next_event()
         if event is h11.NEED_DATA:
-            reader.receive_data(connection.recv(max(1, size - len(body))))
+            reader.receive_data(connection.recv(left))
         elif isinstance(event, h11.Response):
-            code, size = event.status_code, int(dict(event.headers).get(b"content-length", 0))
+            code, left = event.status_code, int(dict(event.headers).get(b"content-length", 1))
         elif isinstance(event, h11.Data):
             body += event.data
+            left = max(1, left - len(event.data))
         elif isinstance(event, h11.EndOfMessage):
             return code, bytes(body)
+        else:
+            assert not isinstance(event, h11.ConnectionClosed), "closed before its answer ended"
 
 
 def answers_in(data: bytes) -> list[int]:

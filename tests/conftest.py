@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,12 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Names a failed test at once: a run that is ended before its summary has told which failed."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nfailed: {report.nodeid}", file=sys.__stderr__, flush=True)
 
 
 @pytest.hookimpl(optionalhook=True)

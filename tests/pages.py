@@ -20,6 +20,8 @@ from tests.forked import ROOT
 _BLOCK = re.compile(
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```$', re.M | re.S
 )
+# What `benchmarks docs` and `tools.reference_pages` write.
+_GENERATED = re.compile(r"<!-- [^>]+ -->\n.*?<!-- end -->", re.S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,15 @@ def pages() -> list[Path]:
     """README, what stands beside it, and every page of docs/."""
     beside = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md"]
     return [*beside, ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def written_words(page: Path) -> int:
+    """Counts the words, with a letter or digit, that a person wrote on a page."""
+    text = page.read_text(encoding="utf-8")
+    if text.startswith("# Flags\n"):
+        return 0
+    text = _GENERATED.sub("", text)
+    return len([word for word in text.split() if re.search(r"\w", word)])
 
 
 def blocks(page: Path) -> list[Block]:

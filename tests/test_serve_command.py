@@ -235,6 +235,12 @@ def test_tls_and_the_guides_client(tmp_path: Path, model_dir: Path) -> None:
         f'grpc.secure_channel("{address}", grpc.ssl_channel_credentials('
         f'open("{chain}", "rb").read()))',
     )
+    for of_the_page, of_the_model in (  # the columns of the quickstart's data, and of this model
+        ('{"user": [7], "item": [1, 2, 3]}', '{"C1": [7], "C2": [8], "C3": [1, 2, 3]}'),
+        ('{"price": [0.5]}', '{"I1": [0.5], "I2": [np.nan]}'),
+    ):
+        assert of_the_page in client
+        client = client.replace(of_the_page, of_the_model)
     process_of_client = subprocess.run(
         [sys.executable, "-c", client], check=False, capture_output=True, text=True
     )

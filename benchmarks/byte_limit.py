@@ -113,7 +113,7 @@ class EvictingTable:
         self._gradients = gradients(dim)
         table = TableSpec(
             name=name,
-            dim=dim,
+            embedding_dim=dim,
             initializer=Initializer.uniform(0.25),
             admission=MinCount(count=2) if counts else None,
             eviction=tuple(policies),

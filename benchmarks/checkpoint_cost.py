@@ -149,7 +149,7 @@ class _TableCost:
 
     def _make(self, name: str) -> EmbeddingCollection:
         return EmbeddingCollection(
-            [TableSpec(name="t", dim=self._config.dim, optimizer=RowwiseAdagrad())],
+            [TableSpec(name="t", embedding_dim=self._config.dim, optimizer=RowwiseAdagrad())],
             [FeatureSpec(name="t", table="t")],
             devices=["/device:CPU:0"] * self._config.shards,
             container=f"benchmark-{name}-{self._rows}",

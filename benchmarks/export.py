@@ -90,7 +90,7 @@ def look_up(rows: int, folder: str, absent: int) -> dict[str, Any]:
     """Looks ids up, present and absent."""
     directory = CheckpointDirectory(Path(folder) / "model")
     manifest = directory.read(max(directory.numbers()))
-    tables = [TableSpec(name=name, dim=DIM) for name in COLUMNS]
+    tables = [TableSpec(name=name, embedding_dim=DIM) for name in COLUMNS]
     features = [FeatureSpec(name=name, table=name) for name in COLUMNS]
     stock = StockTables(stack_rows(directory, manifest, tables), tables)
 

@@ -85,7 +85,7 @@ class OneTable:
             container=f"growth-{name}",
             shared_name=name,
             group=name,
-            **new_store.attributes([TableSpec(name=name, dim=DIM)]),
+            **new_store.attributes([TableSpec(name=name, embedding_dim=DIM)]),
         )
 
     def lookup(self, ids: npt.NDArray[np.int64], *, insert: bool) -> float:

@@ -185,7 +185,7 @@ class Run:
 
 def bytes_of_all(items: int, dim: int) -> int:
     """Measures the bytes of a table of so many ids with `dim` floats each."""
-    table = fm.Config().table("item", dim=dim)
+    table = fm.Config().table("item", embedding_dim=dim)
     collection = EmbeddingCollection(
         [table],
         [FeatureSpec(name="item", table=table)],

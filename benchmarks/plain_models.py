@@ -79,7 +79,7 @@ def make_plain(name: str, dataset: Dataset, sizes: Mapping[str, int]) -> Any:
     module = find_model(name)
     config = module.Config(**OPTIONS.get(name, {}) | _PLAIN.get(name, {}))
     model = module.make(config, dataset).build()
-    dims = {t.name: t.dim for t in model.embeddings.tables}
+    dims = {t.name: t.embedding_dim for t in model.embeddings.tables}
     model.embeddings = PlainEmbeddings(model.embeddings.features, dims, sizes)
     compute_loss = model.compute_loss
 

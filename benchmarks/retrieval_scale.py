@@ -65,7 +65,7 @@ def peak(
 
 def export(items: int, path: str) -> dict[str, float]:
     """Makes a table of rows and exports it."""
-    table = TableSpec(name="item", dim=DIM, initializer=Initializer.normal(1.0))
+    table = TableSpec(name="item", embedding_dim=DIM, initializer=Initializer.normal(1.0))
     features = [FeatureSpec(name="item", table=table)]
     collection = EmbeddingCollection(
         [table], features, devices=["/device:CPU:0"], container="retrieval-scale"

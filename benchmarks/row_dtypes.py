@@ -122,7 +122,7 @@ def unit_of(dataset: Dataset, dtype: RowDtype) -> Callable[[int], Any]:
 
 def lookups_of(dtype: RowDtype) -> Callable[[int], Any]:
     """Fills a table; gives a function that looks random ids up."""
-    table = TableSpec(name="t", dim=TABLE_DIM, row_dtype=dtype)
+    table = TableSpec(name="t", embedding_dim=TABLE_DIM, row_dtype=dtype)
     tables = EmbeddingCollection(
         [table],
         [FeatureSpec(name="f", table=table)],

@@ -53,8 +53,10 @@ class Visits(ClickModel):
     def __init__(self, config: Config, label: str) -> None:
         super().__init__(label=label)
         admission = MinCount(count=config.min_count) if config.min_count > 1 else None
-        tables = [TableSpec(name=name, dim=config.embedding_dim) for name in CARDINALITIES]
-        tables.append(TableSpec(name="row", dim=config.row_dim, admission=admission))
+        tables = [
+            TableSpec(name=name, embedding_dim=config.embedding_dim) for name in CARDINALITIES
+        ]
+        tables.append(TableSpec(name="row", embedding_dim=config.row_dim, admission=admission))
         self.embeddings = Embeddings([FeatureSpec(name=t.name, table=t) for t in tables])
         self.hidden = tf.keras.layers.Dense(config.hidden, activation="relu")
         self.out = tf.keras.layers.Dense(1)

@@ -107,7 +107,7 @@ def declare(
     config: TableOptions,
     columns: Sequence[CategoricalFeature],
     *,
-    dim: int | None = None,
+    embedding_dim: int | None = None,
     initializer: Initializer | None = None,
 ) -> tuple[FeatureSpec, ...]:
     """Declares one table per categorical column; a list's rows are averaged.
@@ -115,13 +115,13 @@ def declare(
     Args:
       config: the tables' options.
       columns: the columns.
-      dim: floats per row; by default the config's.
+      embedding_dim: floats per row; by default the config's.
       initializer: of new rows; by default that of TableSpec.
     """
     return tuple(
         FeatureSpec(
             name=column.name,
-            table=config.table(column.name, dim=dim, initializer=initializer),
+            table=config.table(column.name, embedding_dim=embedding_dim, initializer=initializer),
             ragged=column.ragged,
             combiner="mean" if column.ragged else "sum",
         )

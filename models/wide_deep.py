@@ -40,7 +40,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
       UsageError: the dataset has no categorical column.
     """
     features = declare(
-        config, dataset.categorical, dim=1 + config.embedding_dim, initializer=small()
+        config, dataset.categorical, embedding_dim=1 + config.embedding_dim, initializer=small()
     )
 
     def build() -> Any:

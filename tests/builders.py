@@ -142,9 +142,9 @@ def make_dlrm(dataset: Dataset, **options: Any) -> Recommender:
 
 
 TABLES = (
-    TableSpec(name="small", dim=3),
-    TableSpec(name="wide", dim=6),
-    TableSpec(name="row", dim=3),
+    TableSpec(name="small", embedding_dim=3),
+    TableSpec(name="wide", embedding_dim=6),
+    TableSpec(name="row", embedding_dim=3),
 )
 FEATURES = (
     FeatureSpec(name="C1", table="small"),

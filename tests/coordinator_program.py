@@ -56,7 +56,7 @@ def use(cluster: Cluster) -> dict[str, Any]:
 def shard_rows(cluster: Cluster) -> dict[str, Any]:
     """Rows that a scheduled function creates are in the parameter servers' memory."""
     collection = EmbeddingCollection(
-        [TableSpec(name="t", dim=2)],
+        [TableSpec(name="t", embedding_dim=2)],
         [FeatureSpec(name="t", table="t")],
         devices=cluster.shard_devices,
         container="program",

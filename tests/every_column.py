@@ -90,7 +90,7 @@ class EveryColumn(tfrs.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        tables = [embedps.TableSpec(name=name, dim=4) for name in ("item", "tags")]
+        tables = [embedps.TableSpec(name=name, embedding_dim=4) for name in ("item", "tags")]
         self.embeddings = embedps.Embeddings(
             [
                 embedps.FeatureSpec(name="item", table=tables[0]),

@@ -30,7 +30,7 @@ def main(directory: CheckpointDirectory, dataset: Dataset, measured: set[int]) -
     if newest is None:
         raise SystemExit("nothing to follow")
     (table,) = newest.tables
-    spec = TableSpec(name=table["name"], dim=table["dim"])
+    spec = TableSpec(name=table["name"], embedding_dim=table["dim"])
     feature = FeatureSpec(name="C1", table=spec)
     recommender = Recommender(build=lambda: SumModel((feature,), ()))
     evaluator = Evaluator(recommender, dataset, directory, num_shards=3)

@@ -24,8 +24,8 @@ class Frozen(embedps.ClickModel):
     def __init__(self, **layer: Any) -> None:
         super().__init__(label="label")
         tables = [
-            embedps.TableSpec(name="C1", dim=4),
-            embedps.TableSpec(name="C2", dim=4, admission=embedps.MinCount(count=2)),
+            embedps.TableSpec(name="C1", embedding_dim=4),
+            embedps.TableSpec(name="C2", embedding_dim=4, admission=embedps.MinCount(count=2)),
         ]
         features = [embedps.FeatureSpec(name=t.name, table=t) for t in tables]
         self.embeddings = embedps.Embeddings(features, **layer)

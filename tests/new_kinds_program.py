@@ -23,7 +23,7 @@ _NUM_IDS = 1000
 def check_optimizer_eviction_and_combiner() -> None:
     """A row steps by the gradient's sign; of two rows, the one with one update goes."""
     table = make_table(
-        dim=2,
+        embedding_dim=2,
         optimizer=embedps.Signum(momentum=0.5),  # type: ignore[attr-defined]
         initializer=constant(1.0),
         eviction=(embedps.MinUpdates(updates=2),),  # type: ignore[attr-defined]

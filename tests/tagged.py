@@ -18,8 +18,8 @@ class Config:
 def make(config: Config, dataset: Dataset) -> Recommender:
     """Makes the model of the columns of `tests.builders.write_dataset`."""
     tags = FeatureSpec(
-        name="tags", table=TableSpec(name="tags", dim=3), ragged=True, combiner="sum"
+        name="tags", table=TableSpec(name="tags", embedding_dim=3), ragged=True, combiner="sum"
     )
-    c1 = FeatureSpec(name="C1", table=TableSpec(name="C1", dim=4))
+    c1 = FeatureSpec(name="C1", table=TableSpec(name="C1", embedding_dim=4))
     features = (tags,) if config.only_tags else (tags, c1)
     return Recommender(build=lambda: SumModel(features, ()), model="tests.tagged", config=config)

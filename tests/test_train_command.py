@@ -47,7 +47,8 @@ class Config:
 class Own(ClickModel):
     def __init__(self, narrow, label):
         super().__init__(label=label)
-        ids, tags = TableSpec(name="ids", dim=5), TableSpec(name="tags", dim=narrow)
+        ids = TableSpec(name="ids", embedding_dim=5)
+        tags = TableSpec(name="tags", embedding_dim=narrow)
         self.embeddings = Embeddings(
             [
                 FeatureSpec(name="C1", table=ids),

@@ -164,7 +164,7 @@ def test_model_directory_of_another_dim_is_refused_and_left_as_it_is(trained, da
         train_command.main, *train_flags(dataset.directory, trained, "--embedding-dim=8")
     )
     assert code == 1
-    assert "table 'C1' has dim 8, the checkpoint has 4" in line
+    assert "table 'C1' has embedding_dim 8, the checkpoint has 4" in line
     assert "start a new model directory" in line
     assert (trained / "config.json").read_bytes() == before
 

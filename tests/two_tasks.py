@@ -34,7 +34,9 @@ class TwoTasks(tfrs.Model):
         dims = dict.fromkeys(CARDINALITIES, config.embedding_dim) | {"row": 1}
         self.embeddings = embedps.Embeddings(
             [
-                embedps.FeatureSpec(name=name, table=embedps.TableSpec(name=name, dim=dim))
+                embedps.FeatureSpec(
+                    name=name, table=embedps.TableSpec(name=name, embedding_dim=dim)
+                )
                 for name, dim in dims.items()
             ]
         )

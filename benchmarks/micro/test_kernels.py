@@ -33,7 +33,7 @@ def ids():
 
 def make_collection(kind):
     return EmbeddingCollection(
-        [TableSpec(name=n, dim=W1.dim, optimizer=BY_KIND[kind]()) for n in FEATURES],
+        [TableSpec(name=n, embedding_dim=W1.dim, optimizer=BY_KIND[kind]()) for n in FEATURES],
         [FeatureSpec(name=n, table=n) for n in FEATURES],
         devices=["/device:CPU:0"],
         container=f"micro-{next(containers)}",  # dropped only by its own test
@@ -142,7 +142,7 @@ def test_mlp_forward_backward(benchmark, which, dtype):
 @pytest.mark.parametrize("what", ["write", "load"])
 def test_row_file(benchmark, tmp_path, what):
     collection = EmbeddingCollection(
-        [TableSpec(name="t", dim=W1.dim)],
+        [TableSpec(name="t", embedding_dim=W1.dim)],
         [FeatureSpec(name="t", table="t")],
         devices=["/device:CPU:0"],
         container="micro-file",

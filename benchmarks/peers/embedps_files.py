@@ -30,7 +30,7 @@ class Checkpoints:
         self._folder = Path(tempfile.mkdtemp(dir=work.folder))
         self._numbers = itertools.count()
         self._collection = EmbeddingCollection(
-            [TableSpec(name="t", dim=work.dim, optimizer=Adagrad())],
+            [TableSpec(name="t", embedding_dim=work.dim, optimizer=Adagrad())],
             [FeatureSpec(name="t", table="t")],
             devices=["/device:CPU:0"],
             container="benchmark-checkpoints",

@@ -353,7 +353,7 @@ class StepModel:
         return self.prepare(self.columns.sample(), training=True)
 
     def _sample_activations(self) -> dict[str, Activation]:
-        dims, batch = {table.name: table.dim for table in self.tables}, self._sample()
+        dims, batch = {table.name: table.embedding_dim for table in self.tables}, self._sample()
         made: dict[str, Activation] = {}
         for f in self.features:
             made |= samples(f, batch[f.name], dim=dims[f.table_name], value=0.01)

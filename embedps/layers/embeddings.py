@@ -71,7 +71,7 @@ class Embeddings(tf.keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         if isinstance(features, Mapping):
             features = [
-                FeatureSpec(name=name, table=TableSpec(name=name, dim=dim))
+                FeatureSpec(name=name, table=TableSpec(name=name, embedding_dim=dim))
                 for name, dim in features.items()
             ]
         self.tables = tables_of(features, tables)
@@ -122,7 +122,7 @@ class Embeddings(tf.keras.layers.Layer):
         if self.is_served or self._own is None:
             return 0
         rows = self._own.collection.stats().rows
-        return sum(rows[table.name] * table.dim for table in self._own.collection.tables)
+        return sum(rows[table.name] * table.embedding_dim for table in self._own.collection.tables)
 
     def _anchors(self) -> list[tf.Variable]:
         is_used = self.built and not self.is_served and not tf.distribute.has_strategy()
@@ -270,7 +270,7 @@ class Embeddings(tf.keras.layers.Layer):
         return placed
 
     def _symbolic(self, feature: FeatureSpec, ids: Any) -> dict[str, Any]:
-        dim = next(table.dim for table in self.tables if table.name == feature.table_name)
+        dim = next(table.embedding_dim for table in self.tables if table.name == feature.table_name)
         made = activations.samples(feature, ids, dim=dim, value=0.0)
         rows = made[feature.name]
         if not isinstance(rows, tf.RaggedTensor):

@@ -162,7 +162,7 @@ class OwnTables:
         with tf.init_scope():
             rows = self.collection.stats().rows
         return sum(
-            rows[t.name] * t.dim * (tf.as_dtype(t.row_dtype).size if is_bytes else 1)
+            rows[t.name] * t.embedding_dim * (tf.as_dtype(t.row_dtype).size if is_bytes else 1)
             for t in self.collection.tables
         )
 

@@ -329,7 +329,7 @@ def _plan_tables(
         counted = rows[table.name].exact and table.admission is None and not table.eviction
         return TablePlan(
             name=table.name,
-            dim=table.dim,
+            dim=table.embedding_dim,
             rows=int(of_table.rows[0]),
             exact=counted and not displaced,
             displaced=displaced,

@@ -114,7 +114,7 @@ def stack_rows(
     Raises:
       CorruptCheckpointError: a file is not what was written.
     """
-    dims = {table.name: table.dim for table in tables}
+    dims = {table.name: table.embedding_dim for table in tables}
     held_in = {table.name: table.row_dtype for table in tables}
     parts = make_partitions(directory, manifest.chain)
     live = [_live(part) for part in parts]

@@ -48,20 +48,21 @@ def initial_rows(table: TableSpec, ids: tf.Tensor) -> tf.Tensor:
     """
     made = table.initializer
     if made is None or made.kind == "constant":
-        return tf.fill([tf.size(ids), table.dim], made.low if made is not None else 0.0)
+        return tf.fill([tf.size(ids), table.embedding_dim], made.low if made is not None else 0.0)
     of_table = mix64(np.array([(table.seed % _WORD) ^ table_salt(table.name)], np.uint64))
     base = mixed(tf.bitwise.bitwise_xor(tf.bitcast(ids, tf.uint64), tf.constant(of_table)))
-    width = table.dim + table.dim % 2
+    dim = table.embedding_dim
+    width = dim + dim % 2
     steps = [i * constants.SPLITMIX_INCREMENT % _WORD for i in range(width)]
     words = mixed(base[:, None] + tf.constant(np.array(steps, np.uint64)))
     if made.kind == "uniform":
         bits = tf.bitcast(tf.bitwise.right_shift(words, unsigned(40)), tf.int64)
         least, most = np.float32(made.low), np.float32(made.high)
-        return (least + (most - least) * (tf.cast(bits, tf.float32) * 2.0**-24))[:, : table.dim]
+        return (least + (most - least) * (tf.cast(bits, tf.float32) * 2.0**-24))[:, :dim]
     bits = tf.cast(tf.bitcast(tf.bitwise.right_shift(words, unsigned(11)), tf.int64), tf.float64)
     radius = tf.sqrt(-2 * tf.math.log((bits[:, 0::2] + 1) * 2.0**-53))
     angle = 2 * math.pi * (bits[:, 1::2] * 2.0**-53)
     pairs = tf.stack([tf.cos(angle), tf.sin(angle)], axis=2) * radius[:, :, None]
     low, high = float(np.float32(made.low)), float(np.float32(made.high))
     values = low + high * tf.reshape(pairs, [-1, width])
-    return tf.cast(values, tf.float32)[:, : table.dim]
+    return tf.cast(values, tf.float32)[:, :dim]

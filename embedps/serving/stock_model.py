@@ -300,7 +300,7 @@ class StockModel(tf.Module):
         for f in self._model.features:  # the others have no effect, but must be there
             if f not in used:
                 ids = batch.get(f.name, tf.zeros([0], tf.int64))
-                dims = {table.name: table.dim for table in self._model.tables}
+                dims = {table.name: table.embedding_dim for table in self._model.tables}
                 found |= samples(f, ids, dim=dims[f.table_name], value=0.0)
             elif f.rate_as is not None:
                 found[f.rate_as] = tf.zeros([0])

@@ -25,10 +25,11 @@ _HEADER_BYTES = 16
 
 def row_bytes(table: TableSpec) -> int:
     """Gives the bytes of a row in memory, as kernels/store/row_layout.h lays it out."""
-    slot_floats = sum(table.optimizer.optimizer_slot_widths(table.dim).values())
+    dim = table.embedding_dim
+    slot_floats = sum(table.optimizer.optimizer_slot_widths(dim).values())
     sizes = (
         floats * (4 if dtype == "float32" else 2)
-        for floats, dtype in ((table.dim, table.row_dtype), (slot_floats, table.slot_dtype))
+        for floats, dtype in ((dim, table.row_dtype), (slot_floats, table.slot_dtype))
     )
     return _HEADER_BYTES + sum(-(-size // 4) * 4 for size in sizes)
 

@@ -82,7 +82,7 @@ def group_tables(
     stacks: dict[tuple[int, Optimizer, specs.RowDtype, specs.SlotDtype], list[specs.TableSpec]] = {}
     for table in tables:
         if table.name in used:
-            key = (table.dim, table.optimizer, table.row_dtype, table.slot_dtype)
+            key = (table.embedding_dim, table.optimizer, table.row_dtype, table.slot_dtype)
             stacks.setdefault(key, []).append(table)
     groups: list[TableGroup] = []
     for (dim, optimizer, row_dtype, slot_dtype), stacked in stacks.items():

@@ -77,7 +77,7 @@ def attributes(
     """
     first = tables[0]
     return {
-        "dim": first.dim,
+        "dim": first.embedding_dim,
         "row_dtype": first.row_dtype,
         "slot_dtype": first.slot_dtype,
         "optimizer": _lines({"optimizer": first.optimizer.kind, **first.optimizer.settings()}),

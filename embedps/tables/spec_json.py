@@ -8,11 +8,12 @@ from typing import Any
 
 from embedps.tables import admission, eviction, optimizers
 from embedps.tables.specs import FeatureSpec, Initializer, TableSpec
+from embedps.tables.stored_names import from_stored
 
 
 def table_of(stored: Mapping[str, Any]) -> TableSpec:
     """Makes the table of which `TableSpec.to_json` gave this."""
-    fields = dict(stored)
+    fields = from_stored(stored)
     fields["optimizer"] = optimizers.make(**stored["optimizer"])
     if stored["initializer"] is not None:
         fields["initializer"] = Initializer(**stored["initializer"])

@@ -12,6 +12,7 @@ from embedps.tables import eviction as eviction_policies
 from embedps.tables.admission import Admission
 from embedps.tables.eviction import EvictionPolicy, TimeToLive
 from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
+from embedps.tables.stored_names import to_stored
 
 Combiner = Literal["sum", "mean", "sqrtn", "none"]
 InitializerKind = Literal["constant", "uniform", "normal"]
@@ -61,9 +62,10 @@ class TableSpec:
 
     Attributes:
       name: unique among tables; initial values depend on it.
-      dim: floats per embedding.
+      embedding_dim: floats per embedding.
       optimizer: updates the rows.
-      initializer: makes the values of new rows; uniform in +-1/sqrt(dim) if None.
+      initializer: makes the values of new rows; if None, uniform in
+        +-1/sqrt(embedding_dim).
       seed: of the initial values.
       capacity: the most rows; 0 means no limit. Further ids get no row and do not learn.
       absent: what an id without a row reads as, in training and in scoring: "zeros", or "initial",
@@ -80,7 +82,7 @@ class TableSpec:
     """
 
     name: str
-    dim: int
+    embedding_dim: int
     optimizer: Optimizer = dataclasses.field(default_factory=RowwiseAdagrad)
     initializer: Initializer | None = None
     seed: int = 0
@@ -104,9 +106,10 @@ class TableSpec:
                 f"table {self.name!r}: initializer must be None or an embedps.Initializer, such as "
                 f"Initializer.uniform(0.05), but got {shown(self.initializer)}"
             )
-        if not 1 <= self.dim <= MAX_ROW_FILE_WIDTH:
+        if not 1 <= self.embedding_dim <= MAX_ROW_FILE_WIDTH:
             raise UsageError(
-                f"table {self.name!r}: dim must be in [1, {MAX_ROW_FILE_WIDTH}] but got {self.dim}"
+                f"table {self.name!r}: embedding_dim must be in [1, {MAX_ROW_FILE_WIDTH}] "
+                f"but got {self.embedding_dim}"
             )
         if not -(2**63) <= self.seed < 2**63:
             raise UsageError(
@@ -130,7 +133,7 @@ class TableSpec:
         object.__setattr__(self, "eviction", tuple(self.eviction))
         eviction_policies.check(self.name, self.eviction, capacity=self.capacity)
         if self.initializer is None:
-            object.__setattr__(self, "initializer", Initializer.uniform(self.dim**-0.5))
+            object.__setattr__(self, "initializer", Initializer.uniform(self.embedding_dim**-0.5))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields that a checkpoint stores. A restore compares them."""
@@ -139,7 +142,7 @@ class TableSpec:
             del settings["weight_decay"]
         fields: dict[str, Any] = {
             "name": self.name,
-            "dim": self.dim,
+            "embedding_dim": self.embedding_dim,
             "optimizer": {"kind": self.optimizer.kind, **settings},
             "initializer": dataclasses.asdict(self.initializer) if self.initializer else None,
             "seed": self.seed,
@@ -154,7 +157,7 @@ class TableSpec:
             fields["eviction"] = [policy.to_json() for policy in self.eviction]
         dtypes = {"row_dtype": self.row_dtype, "slot_dtype": self.slot_dtype}
         fields |= {field: dtype for field, dtype in dtypes.items() if dtype != "float32"}
-        return fields
+        return to_stored(fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

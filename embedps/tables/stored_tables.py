@@ -33,13 +33,12 @@ def check_tables(
         )
     for name, table in ours.items():
         theirs = found[name]
-        if theirs["dim"] != table.dim:
-            field, more = "dim", 0
-            if embedding_dim is not None and 0 < table.dim - embedding_dim < theirs["dim"]:
-                field, more = "embedding_dim", table.dim - embedding_dim
+        if theirs["dim"] != table.embedding_dim:
+            more = 0 if embedding_dim is None else table.embedding_dim - embedding_dim
+            more = more if 0 < more < theirs["dim"] else 0
             raise DimMismatchError(
-                f"table {name!r} has {field} {table.dim - more}, the checkpoint has "
-                f"{theirs['dim'] - more}: {advice}"
+                f"table {name!r} has embedding_dim {table.embedding_dim - more}, the checkpoint "
+                f"has {theirs['dim'] - more}: {advice}"
             )
         absent = theirs.get("absent", "zeros")
         if absent != table.absent:

@@ -144,12 +144,16 @@ class TableOptions(PolicyOptions):
         self.admission()
 
     def table(
-        self, name: str, *, dim: int | None = None, initializer: Initializer | None = None
+        self,
+        name: str,
+        *,
+        embedding_dim: int | None = None,
+        initializer: Initializer | None = None,
     ) -> TableSpec:
         """Declares a table with these options."""
         return TableSpec(
             name=name,
-            dim=self.embedding_dim if dim is None else dim,
+            embedding_dim=self.embedding_dim if embedding_dim is None else embedding_dim,
             optimizer=self.optimizer(),
             initializer=initializer,
             admission=self.admission(),
@@ -166,7 +170,7 @@ class TableOptions(PolicyOptions):
         policies = tuple(p for p in self.eviction() if not isinstance(p, MinNorm))
         return TableSpec(
             name=name,
-            dim=1,
+            embedding_dim=1,
             optimizer=make_optimizer("sgd"),
             initializer=Initializer(),
             eviction=policies,

@@ -47,7 +47,7 @@ class Block(tf.keras.layers.Layer):
 class SasRec(tfrs.Model):
     def __init__(self, config: Config) -> None:
         super().__init__()
-        items = embedps.TableSpec(name="items", dim=config.hidden)  # changed
+        items = embedps.TableSpec(name="items", embedding_dim=config.hidden)  # changed
         kept = {"ragged": True, "combiner": "none", "max_length": config.max_length}
         specs = [embedps.FeatureSpec(name=n, table=items, **kept) for n in ITEMS]  # changed
         self.item_embeddings = embedps.Embeddings(specs)  # changed

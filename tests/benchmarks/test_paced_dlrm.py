@@ -26,7 +26,7 @@ def test_a_sleep_is_half_before_its_element_and_half_before_the_end():
 @pytest.mark.parametrize("given", [False, True])
 def test_a_paced_step_has_the_bits_of_dlrm(given):
     """On a cluster, a worker is given tensors that its layers read instead of variables."""
-    table = TableSpec(name="C1", dim=8)
+    table = TableSpec(name="C1", embedding_dim=8)
     batch = {
         NUMERICS: tf.random.stateless_uniform([16, 3], [1, 2]),
         "C1": tf.range(16, dtype=tf.int64) % 5,

@@ -14,7 +14,7 @@ from embedps.training.training_log import TrainingLog
 
 @pytest.mark.parametrize("max_length", [None, 2])
 def test_lists_are_padded_and_averaged_as_ours(max_length):
-    table = TableSpec(name="item", dim=3)
+    table = TableSpec(name="item", embedding_dim=3)
     features = [
         FeatureSpec(name="item", table=table),
         FeatureSpec(

@@ -23,7 +23,7 @@ from tests.tables.builders import constant, ids, make_collection, remove, train
 LEARNING_RATE, DIM = 0.5, 3
 EDGES = (-(2**63), 2**63 - 1)
 TABLES = tuple(
-    TableSpec(name=name, dim=DIM, optimizer=optimizer, initializer=constant(first))
+    TableSpec(name=name, embedding_dim=DIM, optimizer=optimizer, initializer=constant(first))
     for name, optimizer, first in (
         ("sgd", SGD(), 0.5),
         ("sgd_too", SGD(), -1.0),

@@ -49,7 +49,7 @@ class Line(tf.keras.Model):
     def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__()
         tables = [
-            TableSpec(name=n, dim=dim, optimizer=SGD(), initializer=constant(START))
+            TableSpec(name=n, embedding_dim=dim, optimizer=SGD(), initializer=constant(START))
             for n, dim in (("C1", 1), ("row", 2))
             if n in names
         ]

@@ -19,7 +19,7 @@ layers = tf.keras.layers
 
 def features(*names: str, dim: int = 8) -> list[embedps.FeatureSpec]:
     return [
-        embedps.FeatureSpec(name=name, table=embedps.TableSpec(name=name, dim=dim))
+        embedps.FeatureSpec(name=name, table=embedps.TableSpec(name=name, embedding_dim=dim))
         for name in names or ("C1", "C2")
     ]
 

@@ -109,7 +109,7 @@ def test_a_server_and_a_worker_train_a_model_of_every_column(tmp_path: Path) -> 
 
 
 def features() -> list[embedps.FeatureSpec]:
-    return [embedps.FeatureSpec(name="item", table=embedps.TableSpec(name="item", dim=4))]
+    return [embedps.FeatureSpec(name="item", table=embedps.TableSpec(name="item", embedding_dim=4))]
 
 
 def functional(*outputs: str) -> tf.keras.Model:
@@ -213,7 +213,7 @@ def test_embeddings_of_a_key(dataset: Dataset) -> None:
     class OfKey(EveryColumn):
         def __init__(self) -> None:
             super().__init__()
-            table = embedps.TableSpec(name="user", dim=4)
+            table = embedps.TableSpec(name="user", embedding_dim=4)
             self.embeddings = embedps.Embeddings(
                 [
                     *self.embeddings.features[:0],
@@ -339,7 +339,7 @@ def test_a_model_that_does_not_fit_its_columns_is_refused_in_one_line(
 
 def test_a_model_of_clicks_needs_a_binary_label(dataset: Dataset) -> None:
     message = "label of a model of clicks must be binary, but 'stars' of .* is declared as classes"
-    spec = embedps.FeatureSpec(name="item", table=embedps.TableSpec(name="item", dim=2))
+    spec = embedps.FeatureSpec(name="item", table=embedps.TableSpec(name="item", embedding_dim=2))
     of = {
         label: embedps.Recommender(build=functools.partial(SumModel, (spec,), (), label))
         for label in ("stars", "bought")

@@ -125,7 +125,7 @@ class Stopped(embedps.ClickModel):
     def __init__(self, optimizer: Any, *, stops: bool = True, shares: bool = False) -> None:
         super().__init__(label="label")
         tables = {
-            n: embedps.TableSpec(name=n, dim=4, optimizer=optimizer)
+            n: embedps.TableSpec(name=n, embedding_dim=4, optimizer=optimizer)
             for n in (("C2",) if shares else ("C1", "C2"))
         }
         self.embeddings = embedps.Embeddings(
@@ -181,7 +181,7 @@ def test_rows_stay_where_the_gradient_stops_in_keras_mode(
 
 
 def test_rows_stay_in_an_eager_loop_and_of_lists() -> None:
-    table = embedps.TableSpec(name="t", dim=2, optimizer=optimizers.SGD(weight_decay=0.5))
+    table = embedps.TableSpec(name="t", embedding_dim=2, optimizer=optimizers.SGD(weight_decay=0.5))
     lists = embedps.FeatureSpec(name="lists", table=table, ragged=True, combiner="none")
     layer = embedps.Embeddings([embedps.FeatureSpec(name="one", table="t"), lists])
     batch = {"one": tf.constant([1, 2], tf.int64), "lists": tf.ragged.constant([[2, 3], [4]])}

@@ -13,7 +13,9 @@ from embedps.errors import UsageError
 from tests.builders import write_dataset
 
 layers = tf.keras.layers
-LISTS = embedps.FeatureSpec(name="L1", table=embedps.TableSpec(name="L1", dim=4), ragged=True)
+LISTS = embedps.FeatureSpec(
+    name="L1", table=embedps.TableSpec(name="L1", embedding_dim=4), ragged=True
+)
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,7 @@ class Products(tf.keras.Model):
     def __init__(self) -> None:
         super().__init__()
         start = Initializer(kind="constant", low=float(START))
-        table = embedps.TableSpec(name="C1", dim=DIM, optimizer=SGD(), initializer=start)
+        table = embedps.TableSpec(name="C1", embedding_dim=DIM, optimizer=SGD(), initializer=start)
         self.embeddings = embedps.Embeddings([embedps.FeatureSpec(name="C1", table=table)])
         self.scale = self.add_weight(
             name="scale", shape=[DIM], initializer=tf.constant_initializer(SCALE)

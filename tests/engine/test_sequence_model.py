@@ -20,11 +20,11 @@ LISTS = [[1, 2, 3, 4], [], [5]]
 
 def _sequences(max_length=None):
     """Makes a recommender of the tests' columns whose tags keep their rows."""
-    table = TableSpec(name="tags", dim=4)
+    table = TableSpec(name="tags", embedding_dim=4)
     tags = FeatureSpec(
         name="tags", table=table, ragged=True, combiner="none", max_length=max_length
     )
-    c1 = FeatureSpec(name="C1", table=TableSpec(name="small", dim=3))
+    c1 = FeatureSpec(name="C1", table=TableSpec(name="small", embedding_dim=3))
     return Recommender(build=lambda: SequenceModel((c1, tags), ()))
 
 
@@ -76,7 +76,7 @@ def test_signature_has_a_max_length_only_where_there_is_one(dataset):
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_keras_gets_the_mask_of_padded_rows(traced):
-    table = TableSpec(name="t", dim=2)
+    table = TableSpec(name="t", embedding_dim=2)
     layer = Embeddings(
         [
             FeatureSpec(name="last", table=table, ragged=True, combiner="none", max_length=3),
@@ -100,12 +100,18 @@ def test_keras_gets_the_mask_of_padded_rows(traced):
 
 
 def test_layer_without_lengths_makes_no_masks():
-    layer = Embeddings([FeatureSpec(name="f", table=TableSpec(name="t", dim=2), ragged=True)])
+    layer = Embeddings(
+        [FeatureSpec(name="f", table=TableSpec(name="t", embedding_dim=2), ragged=True)]
+    )
     assert layer.compute_mask({"f": ragged(LISTS)}) is None
 
 
 def test_feature_keeps_its_words_in_the_layer():
     spec = FeatureSpec(
-        name="f", table=TableSpec(name="t", dim=2), ragged=True, combiner="none", max_length=7
+        name="f",
+        table=TableSpec(name="t", embedding_dim=2),
+        ragged=True,
+        combiner="none",
+        max_length=7,
     )
     assert Embeddings([spec]).features == (dataclasses.replace(spec, table="t"),)

@@ -67,8 +67,8 @@ def train(
     """Steps of a network over two tables of other dims; variables, rows and losses."""
     tf.keras.utils.set_random_seed(3)
     tables = [
-        make_table("a", dim=3, seed=1, admission=admission),
-        make_table("b", dim=2, seed=2),
+        make_table("a", embedding_dim=3, seed=1, admission=admission),
+        make_table("b", embedding_dim=2, seed=2),
     ]
     features = [FeatureSpec(name="a", table="a"), FeatureSpec(name="b", table="b", ragged=True)]
     collection = make_collection(tables, features, num_shards=3)

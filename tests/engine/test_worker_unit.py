@@ -52,7 +52,7 @@ class _Normalized(SumModel):
 
 
 def _admitting() -> SumModel:
-    ids = TableSpec(name="ids", dim=3, admission=MinCount(count=2))
+    ids = TableSpec(name="ids", embedding_dim=3, admission=MinCount(count=2))
     tags = FeatureSpec(name="tags", table="ids", ragged=True, combiner="sum")
     return SumModel((FeatureSpec(name="C3", table=ids), tags), ())
 

@@ -267,7 +267,9 @@ def test_evaluator_recovers_after_a_chain_that_could_not_be_read(tmp_path, datas
 
 def test_checkpoint_of_another_model_is_refused(dataset, trained):
     other = make_dlrm(dataset, embedding_dim=8)
-    with pytest.raises(DimMismatchError, match="table 'C1' has dim 8, the checkpoint has 4"):
+    with pytest.raises(
+        DimMismatchError, match="table 'C1' has embedding_dim 8, the checkpoint has 4"
+    ):
         make_evaluator(dataset, trained, recommender=other).evaluate_latest(newer_than=-1)
 
 
@@ -284,7 +286,7 @@ def test_damaged_shard_of_the_split_is_named(tmp_path, trained):
 def test_memory_is_flat_over_five_hundred_deltas(tmp_path, dataset):
     """The same rows change again and again, some go and come back; no base comes between."""
     num_ids, dim = 2000, 32
-    collection = make_collection([TableSpec(name="t", dim=dim)], num_shards=1)
+    collection = make_collection([TableSpec(name="t", embedding_dim=dim)], num_shards=1)
     saver = CheckpointWriter(
         CheckpointDirectory(tmp_path), collection, {}, rebase=Consecutive(max_read_cost=math.inf)
     )

@@ -21,7 +21,7 @@ FEATURES = ("C1", "C2", "C3")
 def features() -> list[embedps.FeatureSpec]:
     return [
         embedps.FeatureSpec(
-            name=name, table=embedps.TableSpec(name=name, dim=DIM, optimizer=Adagrad())
+            name=name, table=embedps.TableSpec(name=name, embedding_dim=DIM, optimizer=Adagrad())
         )
         for name in FEATURES
     ]

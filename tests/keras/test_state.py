@@ -21,12 +21,12 @@ def features(dim: int = 4) -> list[embedps.FeatureSpec]:
     tables = {
         "a": embedps.TableSpec(
             name="a",
-            dim=dim,
+            embedding_dim=dim,
             optimizer=embedps.LazyAdam(beta1=0.8),
             eviction=(embedps.TimeToLive(steps=10_000),),
         ),
         "b": embedps.TableSpec(
-            name="b", dim=dim, admission=embedps.MinCount(count=30), row_dtype="bfloat16"
+            name="b", embedding_dim=dim, admission=embedps.MinCount(count=30), row_dtype="bfloat16"
         ),
     }
     return [embedps.FeatureSpec(name=n, table=tables[n]) for n in NAMES]
@@ -192,7 +192,7 @@ def test_others_states_are_refused(data: tf.data.Dataset) -> None:
     model = trained(data)
     state = model.get_layer("emb").table_state
     saved = state.numpy()
-    with pytest.raises(DimMismatchError, match="dim 8, the checkpoint has 4"):
+    with pytest.raises(DimMismatchError, match="embedding_dim 8, the checkpoint has 4"):
         build(8).get_layer("emb").table_state.assign(saved)
     for wrong in (saved[:-1], saved[1:], np.arange(40)):
         with pytest.raises(CorruptCheckpointError, match="rows of embedding tables must be as"):

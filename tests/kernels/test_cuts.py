@@ -41,7 +41,7 @@ def _train_some(collection, step, *, span=SPAN, size=64):
     batch, upstream = {}, {}
     for table in collection.tables:
         batch[table.name] = ids(-1, -(2**63), 2**63 - 1, *random.integers(0, span, size))
-        shape = (size + 3, table.dim)
+        shape = (size + 3, table.embedding_dim)
         upstream[table.name] = random.standard_normal(shape).astype(np.float32)
     train(collection, batch, upstream, step=step)
 
@@ -255,7 +255,7 @@ def test_load_refuses_absent_corrupt_and_foreign_files(tmp_path):
         source.files.load({group: [as_stored(torn)]})
     for other in (make_table("t", 5, optimizer=Adagrad()), make_table("t", 4, optimizer=Ftrl())):
         target = make_collection([other])
-        text = "dim 4.*has dim 5" if other.dim == 5 else "slots of another optimizer"
+        text = "dim 4.*has dim 5" if other.embedding_dim == 5 else "slots of another optimizer"
         with pytest.raises(DimMismatchError, match=f"{text}.*start a new model directory"):
             target.files.load({target.groups[0].name: [file.stored]})
         assert target.stats().rows == {"t": 0}

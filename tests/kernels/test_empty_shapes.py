@@ -146,7 +146,7 @@ def test_route_of_no_ids_asks_every_shard_for_none(num_shards):
 
 def test_lookup_and_update_of_no_ids_leave_a_store_as_it_is():
     collection = EmbeddingCollection(
-        [TableSpec(name="t", dim=3, optimizer=SGD())],
+        [TableSpec(name="t", embedding_dim=3, optimizer=SGD())],
         [FeatureSpec(name="t", table="t")],
         devices=["/device:CPU:0"],
         container="empty-shapes",

@@ -98,7 +98,7 @@ def _segments(feature, variable, indices):
 
 def _upstream(seed: int = 1):
     random = np.random.default_rng(seed)
-    dims = {t.name: t.dim for t in TABLES}
+    dims = {t.name: t.embedding_dim for t in TABLES}
     return {
         f.name: random.standard_normal((BATCH_SIZE, dims[f.table_name])).astype(np.float32)
         for f in FEATURES
@@ -248,7 +248,7 @@ def test_ids_beyond_the_capacity_read_as_declared_and_do_not_learn(absent):
 def test_empty_batch_gives_no_vectors():
     collection = make_collection(TABLES, FEATURES, num_shards=2)
     batch = {f.name: ragged([]) if f.ragged else ids() for f in FEATURES}
-    dims = {t.name: t.dim for t in TABLES}
+    dims = {t.name: t.embedding_dim for t in TABLES}
     upstream = {f.name: np.zeros((0, dims[f.table_name]), np.float32) for f in FEATURES}
     for name, value in train(collection, batch, upstream).items():
         assert value.shape == upstream[name].shape

@@ -40,7 +40,7 @@ def _steps(dim, count=6):
 @pytest.mark.parametrize("dim", [1, 3, 4, 16, 17, 64])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_optimizer_equals_numpy_over_several_updates(optimizer, dim, tmp_path):
-    spec = make_table(dim=dim, optimizer=optimizer)
+    spec = make_table(embedding_dim=dim, optimizer=optimizer)
     collection = make_collection([spec], num_shards=2)
     rows = [ReferenceRow(optimizer, v) for v in initial_values(spec, range(NUM_IDS))]
     last_steps = np.zeros(NUM_IDS, int)
@@ -116,7 +116,7 @@ def _tensorflow_ftrl(o, w, g, lr, slots, t):
     ids=lambda value: getattr(value, "__name__", repr(value)),  # a function's repr has its address
 )
 def test_optimizer_equals_tensorflow_where_it_has_one(optimizer, apply, dim, tmp_path):
-    spec = make_table(dim=dim, optimizer=optimizer)
+    spec = make_table(embedding_dim=dim, optimizer=optimizer)
     collection = make_collection([spec])
     w = tf.Variable(initial_values(spec, range(NUM_IDS)))
     accumulator = optimizer.settings().get("initial_accumulator", 0.0)
@@ -137,7 +137,7 @@ def test_optimizer_equals_tensorflow_where_it_has_one(optimizer, apply, dim, tmp
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_zero_gradient_leaves_no_nan(optimizer):
-    collection = make_collection([make_table(dim=4, optimizer=optimizer)])
+    collection = make_collection([make_table(embedding_dim=4, optimizer=optimizer)])
     for step in range(1, 4):
         train(collection, {"t": ids(1, 2)}, {"t": np.zeros((2, 4), np.float32)}, step=step)
     assert np.isfinite(builders.look(collection, {"t": ids(1, 2)})["t"]).all()
@@ -169,7 +169,7 @@ def _update(collection, *, learning_rate=0.1, step=1, gradients=None):
     ],
 )
 def test_update_refuses_wrong_input_and_changes_nothing(optimizer, fields, text, tmp_path):
-    collection = make_collection([make_table(dim=4, optimizer=optimizer)])
+    collection = make_collection([make_table(embedding_dim=4, optimizer=optimizer)])
     collection.lookup({"t": ids(1)}, insert=True)
     before = rows_of(collection, tmp_path / "before")
     with pytest.raises(tf.errors.InvalidArgumentError, match=text):
@@ -178,7 +178,7 @@ def test_update_refuses_wrong_input_and_changes_nothing(optimizer, fields, text,
 
 
 def test_zero_learning_rate_moves_slots_only(tmp_path):
-    spec = make_table(dim=4, optimizer=Adagrad())
+    spec = make_table(embedding_dim=4, optimizer=Adagrad())
     collection = make_collection([spec])
     _update(collection, learning_rate=0.0)
     row = rows_of(collection, tmp_path)["t", 1]

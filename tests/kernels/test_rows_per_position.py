@@ -49,7 +49,7 @@ def _expected(name):
     length = SPECS[name].max_length
     if length is None:
         return lists
-    padded = np.zeros((len(lists), length, table.dim), np.float32)
+    padded = np.zeros((len(lists), length, table.embedding_dim), np.float32)
     for b, rows in enumerate(lists):
         for i, row in enumerate(rows):
             padded[b, i] = row
@@ -210,7 +210,7 @@ def test_one_id_per_example_is_one_vector_with_combiner_none():
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda f: f.name)
 def test_sample_has_the_shape_of_an_activation(feature):
-    dim = PLACES.dim if feature.name == "been" else ITEMS.dim
+    dim = PLACES.embedding_dim if feature.name == "been" else ITEMS.embedding_dim
     collection = make_collection([], FEATURES)
     found = collection.combine(collection.lookup(BATCH, insert=False))[feature.name]
     sample = activations.sample(feature, BATCH[feature.name], dim=dim, value=0.5)

@@ -160,7 +160,7 @@ def test_a_step_that_is_cancelled_as_it_waits_lets_the_next_one_in():
 
 
 def test_update_of_a_step_that_is_not_new_leaves_rows_as_they_are(tmp_path):
-    collection = make_collection([make_table("t", dim=3)])
+    collection = make_collection([make_table("t", embedding_dim=3)])
     result = collection.lookup({"t": tf.constant([4, 5, 4], tf.int64)}, insert=True)
     ((asked,),) = result.asked
     before = rows_of(collection, tmp_path / "before")

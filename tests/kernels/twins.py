@@ -39,22 +39,22 @@ def initial_values(spec: TableSpec, ids) -> np.ndarray:
     assert init is not None
     ids = np.asarray(ids, np.int64).astype(np.uint64)
     if init.kind == "constant":
-        return np.full((len(ids), spec.dim), init.low, np.float32)
+        return np.full((len(ids), spec.embedding_dim), init.low, np.float32)
     seed = np.array([spec.seed % 2**64], np.uint64)
     base = mix64(mix64(seed ^ table_salt(spec.name)) ^ ids)[:, None]
-    width = spec.dim + spec.dim % 2
+    width = spec.embedding_dim + spec.embedding_dim % 2
     with np.errstate(over="ignore"):
         words = mix64(base + np.arange(width, dtype=np.uint64) * _GOLDEN)
     low, high = np.float32(init.low), np.float32(init.high)
     if init.kind == "uniform":
         u = (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
-        return (low + (high - low) * u)[:, : spec.dim]
+        return (low + (high - low) * u)[:, : spec.embedding_dim]
     bits = (words >> np.uint64(11)).astype(np.float64)
     radius = np.sqrt(-2 * np.log((bits[:, 0::2] + 1) * 2.0**-53))
     angle = 2 * np.pi * (bits[:, 1::2] * 2.0**-53)
     pairs = np.stack([np.cos(angle), np.sin(angle)], axis=-1) * radius[..., None]
     values = np.float64(low) + np.float64(high) * pairs.reshape(len(ids), width)
-    return values[:, : spec.dim].astype(np.float32)
+    return values[:, : spec.embedding_dim].astype(np.float32)
 
 
 def _f(x: float) -> float:
@@ -145,7 +145,7 @@ def round_to(dtype: str, values: np.ndarray, random: np.ndarray | None = None) -
 def first_slots(spec: TableSpec) -> np.ndarray:
     """Returns the optimizer slots of a new row, one after the other: float32 [slot_floats]."""
     accumulator = np.float32(spec.optimizer.settings().get("initial_accumulator", 0.0))
-    widths = spec.optimizer.optimizer_slot_widths(spec.dim)
+    widths = spec.optimizer.optimizer_slot_widths(spec.embedding_dim)
     first = [np.full(n, accumulator if s == "accumulator" else 0) for s, n in widths.items()]
     return round_to(spec.slot_dtype, np.concatenate([*first, np.zeros(0)]).astype(np.float32))
 
@@ -176,7 +176,7 @@ def update_stored(
       Embeddings and optimizer slots.
     """
     f = np.float32
-    o, lr, one, dim = spec.optimizer, f(learning_rate), f(1), spec.dim
+    o, lr, one, dim = spec.optimizer, f(learning_rate), f(1), spec.embedding_dim
     if o.weight_decay:
         w = w * (one - lr * f(o.weight_decay))
     if isinstance(o, SGD):
@@ -225,7 +225,7 @@ class StoredRow:
     @property
     def slots(self) -> list[np.ndarray]:
         """Each optimizer slot."""
-        widths = self.spec.optimizer.optimizer_slot_widths(self.spec.dim).values()
+        widths = self.spec.optimizer.optimizer_slot_widths(self.spec.embedding_dim).values()
         return np.split(self._slots, np.cumsum(list(widths))[:-1]) if widths else []
 
     def update(self, g: np.ndarray, learning_rate: float, step: int) -> None:

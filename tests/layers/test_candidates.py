@@ -65,7 +65,7 @@ def test_metric_equals_tfrs_own(tower: Any, by_id: bool) -> None:
 
 
 def test_candidates_read_rows_without_making_any() -> None:
-    table = embedps.TableSpec(name="t", dim=4)
+    table = embedps.TableSpec(name="t", embedding_dim=4)
     layer = embedps.Embeddings([embedps.FeatureSpec(name="item", table=table)])
     item = layer.feature("item")
     candidates = embedps.Candidates(batches().batch(7), lambda b: item(b["item"]))
@@ -84,7 +84,7 @@ def test_mistakes_are_named(tower: Any) -> None:
     with pytest.raises(UsageError, match="must have a candidate"):
         embedps.Candidates(batches().batch(2).take(0), tower).encoded()
     layer = embedps.Embeddings(
-        [embedps.FeatureSpec(name="a", table=embedps.TableSpec(name="a", dim=2))]
+        [embedps.FeatureSpec(name="a", table=embedps.TableSpec(name="a", embedding_dim=2))]
     )
     with pytest.raises(UsageError, match="no feature 'b': the features are \\['a'\\]"):
         layer.feature("b")

@@ -21,7 +21,8 @@ ROWS = 400
 
 def features(**table: Any) -> list[embedps.FeatureSpec]:
     return [
-        embedps.FeatureSpec(name=n, table=embedps.TableSpec(name=n, dim=4, **table)) for n in NAMES
+        embedps.FeatureSpec(name=n, table=embedps.TableSpec(name=n, embedding_dim=4, **table))
+        for n in NAMES
     ]
 
 

@@ -17,7 +17,7 @@ PADDED = np.array([[0, 3, 0, 5], [0, 0, 0, 0], [5, 7, 3, 0]])  # 0 is padding, a
 
 
 def layer(**feature: Any) -> embedps.Embeddings:
-    table = embedps.TableSpec(name="t", dim=DIM, absent="initial")
+    table = embedps.TableSpec(name="t", embedding_dim=DIM, absent="initial")
     spec = embedps.FeatureSpec(name="x", table=table, **feature)
     return embedps.Embeddings([spec], padding_id=0)
 

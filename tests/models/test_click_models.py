@@ -147,7 +147,7 @@ def test_logits_equal_those_of_numpy(
     for variable in built.model.trainable_variables:
         variable.assign(rng.normal(0, 0.5, variable.shape))
     numbers = rng.normal(0, 1, (6, len(dataset.numeric))).astype(np.float32)
-    dims = {table.name: table.dim for table in built.tables}
+    dims = {table.name: table.embedding_dim for table in built.tables}
     found = {
         f.name: rng.normal(0, 1, (6, dims[f.table_name])).astype(np.float32) for f in built.features
     }
@@ -203,7 +203,7 @@ def test_dropout_acts_in_training_only(datasets: dict[str, Dataset]) -> None:
     config = wide_deep.Config(embedding_dim=4, deep_mlp=(64, 64), dropout=0.5)
     built = StepModel(wide_deep.make(config, dataset), dataset)
     batch = built.columns.sample()
-    dims = {table.name: table.dim for table in built.tables}
+    dims = {table.name: table.embedding_dim for table in built.tables}
     found = {f.name: tf.ones([2, dims[f.table_name]]) for f in built.features}
 
     def logits(training: bool) -> Any:

@@ -140,7 +140,7 @@ def test_with_numerics_variables_are_those_of_checkpoints_before(
 
 
 def test_logits_without_numerics_are_of_embeddings_and_their_dot_product() -> None:
-    features = [FeatureSpec(name=n, table=TableSpec(name=n, dim=2)) for n in ("a", "b")]
+    features = [FeatureSpec(name=n, table=TableSpec(name=n, embedding_dim=2)) for n in ("a", "b")]
     model = DLRM(Embeddings(features), label="label", embedding_dim=2, top_mlp=())
     a, b = [[1.0, 2.0], [0.0, 1.0]], [[3.0, -1.0], [5.0, 7.0]]
     batch = {"a": tf.zeros([2], tf.int64), "b": tf.zeros([2], tf.int64)}

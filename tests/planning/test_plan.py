@@ -238,7 +238,7 @@ def test_a_server_limit_below_the_first_rows_is_refused(whole):
 
 def test_rows_and_bytes_follow_a_tables_own_limits(whole):
     dataset = Dataset.open(whole / "data")
-    least = 65536 + 1024 * limited_row_bytes(TableSpec(name="row", dim=3))
+    least = 65536 + 1024 * limited_row_bytes(TableSpec(name="row", embedding_dim=3))
     for size in (SizeLimit(max_rows=2000), SizeLimit(max_bytes=least + 300_000)):
         tables = (*TABLES[:-1], dataclasses.replace(TABLES[-1], eviction=(size,)))
         recommender = Recommender(build=functools.partial(SumModel, tables=tables))

@@ -23,13 +23,19 @@ from embedps.tables.collection import EmbeddingCollection
 from tests.checkpoint.builders import make_manifest
 
 TABLES = (
-    TableSpec(name="a", dim=3),
-    TableSpec(name="b", dim=3, absent="initial", initializer=Initializer.uniform(0.3), seed=-5),
-    TableSpec(name="c", dim=8),
-    TableSpec(name="d", dim=1, absent="initial", initializer=Initializer(low=0.25)),
-    TableSpec(name="e", dim=5, absent="initial", initializer=Initializer.normal(2.0), seed=9),
-    TableSpec(name="f", dim=3, absent="initial", row_dtype="float16", slot_dtype="bfloat16"),
-    TableSpec(name="g", dim=8, absent="initial", row_dtype="bfloat16"),
+    TableSpec(name="a", embedding_dim=3),
+    TableSpec(
+        name="b", embedding_dim=3, absent="initial", initializer=Initializer.uniform(0.3), seed=-5
+    ),
+    TableSpec(name="c", embedding_dim=8),
+    TableSpec(name="d", embedding_dim=1, absent="initial", initializer=Initializer(low=0.25)),
+    TableSpec(
+        name="e", embedding_dim=5, absent="initial", initializer=Initializer.normal(2.0), seed=9
+    ),
+    TableSpec(
+        name="f", embedding_dim=3, absent="initial", row_dtype="float16", slot_dtype="bfloat16"
+    ),
+    TableSpec(name="g", embedding_dim=8, absent="initial", row_dtype="bfloat16"),
 )
 FEATURES = (
     FeatureSpec(name="one", table="a"),
@@ -201,7 +207,7 @@ def test_a_million_absent_ids_read_as_zeros(saved: Any) -> None:
 
 
 def test_memory_is_that_of_the_arrays(tmp_path: Path) -> None:
-    table = TableSpec(name="t", dim=32)
+    table = TableSpec(name="t", embedding_dim=32)
     feature = FeatureSpec(name="f", table=table)
     collection = make_collection([table], [feature])
     num_rows = 400_000

@@ -56,8 +56,8 @@ def make_collection(
     )
 
 
-def make_table(name: str = "t", dim: int = 4, **fields) -> TableSpec:
-    return TableSpec(name=name, dim=dim, **fields)
+def make_table(name: str = "t", embedding_dim: int = 4, **fields) -> TableSpec:
+    return TableSpec(name=name, embedding_dim=embedding_dim, **fields)
 
 
 def constant(value: float) -> Initializer:

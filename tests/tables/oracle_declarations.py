@@ -73,7 +73,7 @@ class Declarations:
         self.keeps_evicted = draw.random() < 0.4
         self._first = TableSpec(
             name=TABLE,
-            dim=draw.choice([1, 2, 3]),
+            embedding_dim=draw.choice([1, 2, 3]),
             optimizer=draw.choice(OPTIMIZERS),
             initializer=draw.choice([constant(1.0), Initializer.uniform(1.5)]),
             seed=draw.choice([0, -5]),

@@ -48,7 +48,7 @@ class Store:
         """
         limit, memory = server or (None, "")
         self._ops = kernels.load()
-        self._dim = spec.dim
+        self._dim = spec.embedding_dim
         self._resource = self._ops.embedps_row_store(
             container=CONTAINER,
             shared_name=f"oracle/{next(_stores)}",
@@ -203,7 +203,7 @@ def _read_floats(table: pa.Table, spec: TableSpec) -> tuple[list[Floats], list[F
         whole = np.concatenate([np.zeros((table.num_rows, 0)), *parts], axis=1)
         return list(map(tuple, whole.tolist()))
 
-    return read(["embedding"]), read(spec.optimizer.optimizer_slot_widths(spec.dim))
+    return read(["embedding"]), read(spec.optimizer.optimizer_slot_widths(spec.embedding_dim))
 
 
 def _matrix(column: pa.ChunkedArray) -> np.ndarray:

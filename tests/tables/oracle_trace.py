@@ -176,7 +176,9 @@ class Trace:
         gradient = self.random.choice([-2.0, 0.5, 1.0, 1.7])
         for store, twin, mine in self._by_shard(ids):
             scales = [(i % 7 - 2) * 0.25 for i in mine]
-            gradients = np.outer(scales, [gradient, 1.0, -0.3][: self.spec.dim]).astype(np.float32)
+            gradients = np.outer(scales, [gradient, 1.0, -0.3][: self.spec.embedding_dim]).astype(
+                np.float32
+            )
             if self.spec.admission is None:
                 expected = twin.lookup(mine, insert=True)
                 assert store.lookup(mine, insert=True) == [expected[i] for i in mine]

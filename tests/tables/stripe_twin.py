@@ -29,8 +29,8 @@ Floats = tuple[float, ...]
 
 def row_bytes(spec: TableSpec) -> int:
     """Of a row: its header, embedding and optimizer slots, the latter two at multiples of 4."""
-    num_floats = sum(spec.optimizer.optimizer_slot_widths(spec.dim).values())
-    parts = ((spec.row_dtype, spec.dim), (spec.slot_dtype, num_floats))
+    num_floats = sum(spec.optimizer.optimizer_slot_widths(spec.embedding_dim).values())
+    parts = ((spec.row_dtype, spec.embedding_dim), (spec.slot_dtype, num_floats))
     return 16 + sum(-(-n * (4 if dtype == "float32" else 2) // 4) * 4 for dtype, n in parts)
 
 
@@ -64,7 +64,7 @@ def first_embedding(
     name: str, initializer: Initializer, seed: int, dim: int, row_dtype: RowDtype, id_: int
 ) -> Floats:
     """Returns the embedding with which an id's row starts."""
-    spec = TableSpec(name=name, dim=dim, initializer=initializer, seed=seed)
+    spec = TableSpec(name=name, embedding_dim=dim, initializer=initializer, seed=seed)
     return tuple(round_to(row_dtype, initial_values(spec, [id_])[0]).tolist())
 
 

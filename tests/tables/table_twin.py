@@ -177,12 +177,14 @@ class TableTwin:
         spec = self.spec
         assert spec.initializer is not None
         return first_embedding(
-            spec.name, spec.initializer, spec.seed, spec.dim, spec.row_dtype, id_
+            spec.name, spec.initializer, spec.seed, spec.embedding_dim, spec.row_dtype, id_
         )
 
     def absent(self, id_: int) -> Floats:
         """What an id without a row reads as."""
-        return self.first(id_) if self.spec.absent == "initial" else (0.0,) * self.spec.dim
+        return (
+            self.first(id_) if self.spec.absent == "initial" else (0.0,) * self.spec.embedding_dim
+        )
 
     # ---- in a step ---------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ def features_of(*tables):
 
 
 def test_tables_of_equal_dim_and_optimizer_share_a_group():
-    tables = [TableSpec(name=f"C{i}", dim=16) for i in range(26)]
+    tables = [TableSpec(name=f"C{i}", embedding_dim=16) for i in range(26)]
     (group,) = group_tables(tables, features_of(*tables))
     assert group.tables == tuple(tables)
     assert group.name == "dim16-rowwise_adagrad"
@@ -18,12 +18,12 @@ def test_tables_of_equal_dim_and_optimizer_share_a_group():
 
 
 def test_dim_or_optimizer_or_its_settings_part_groups():
-    a = TableSpec(name="a", dim=8, optimizer=Adagrad())
-    b = TableSpec(name="b", dim=16, optimizer=Adagrad())
-    c = TableSpec(name="c", dim=8, optimizer=SGD())
-    d = TableSpec(name="d", dim=8, optimizer=Adagrad(epsilon=1e-3))
-    e = TableSpec(name="e", dim=8, optimizer=Adagrad(), seed=3, capacity=9)
-    f = TableSpec(name="f", dim=8, optimizer=Adagrad(epsilon=1e-2))
+    a = TableSpec(name="a", embedding_dim=8, optimizer=Adagrad())
+    b = TableSpec(name="b", embedding_dim=16, optimizer=Adagrad())
+    c = TableSpec(name="c", embedding_dim=8, optimizer=SGD())
+    d = TableSpec(name="d", embedding_dim=8, optimizer=Adagrad(epsilon=1e-3))
+    e = TableSpec(name="e", embedding_dim=8, optimizer=Adagrad(), seed=3, capacity=9)
+    f = TableSpec(name="f", embedding_dim=8, optimizer=Adagrad(epsilon=1e-2))
     groups = group_tables([a, b, c, d, e, f], features_of(f, e, d, c, b, a))
     assert [[t.name for t in g.tables] for g in groups] == [["a", "e"], ["b"], ["c"], ["d"], ["f"]]
     assert [g.name for g in groups] == [
@@ -38,7 +38,7 @@ def test_dim_or_optimizer_or_its_settings_part_groups():
 
 
 def test_features_share_a_table_and_unused_tables_are_left_out():
-    tables = [TableSpec(name=n, dim=4) for n in ("unused", "items", "users")]
+    tables = [TableSpec(name=n, embedding_dim=4) for n in ("unused", "items", "users")]
     features = [
         FeatureSpec(name="clicked", table="items", ragged=True),
         FeatureSpec(name="user", table="users"),
@@ -50,19 +50,21 @@ def test_features_share_a_table_and_unused_tables_are_left_out():
 
 
 def test_tables_that_features_bring_along_are_grouped():
-    items = TableSpec(name="items", dim=4)
+    items = TableSpec(name="items", embedding_dim=4)
     features = [FeatureSpec(name="user", table="users"), FeatureSpec(name="item", table=items)]
-    (group,) = group_tables([TableSpec(name="users", dim=4)], features)
+    (group,) = group_tables([TableSpec(name="users", embedding_dim=4)], features)
     assert [t.name for t in group.tables] == ["users", "items"]
     assert group.feature_tables == [0, 1]
     assert group.table_indexes(features[1:]) == [1]
 
 
 def test_group_dim_and_optimizer_are_its_tables():
-    (group,) = group_tables([TableSpec(name="t", dim=3)], [FeatureSpec(name="f", table="t")])
+    (group,) = group_tables(
+        [TableSpec(name="t", embedding_dim=3)], [FeatureSpec(name="f", table="t")]
+    )
     assert (group.dim, group.optimizer) == (3, RowwiseAdagrad())
 
 
 def test_plan_refuses_undeclared_table():
     with pytest.raises(UsageError, match="looks up table 'u'"):
-        group_tables([TableSpec(name="t", dim=3)], [FeatureSpec(name="f", table="u")])
+        group_tables([TableSpec(name="t", embedding_dim=3)], [FeatureSpec(name="f", table="u")])

@@ -14,8 +14,8 @@ from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import SGD
 
-TABLE = TableSpec(name="items", dim=2, optimizer=SGD())
-OTHER = TableSpec(name="others", dim=2, optimizer=SGD())
+TABLE = TableSpec(name="items", embedding_dim=2, optimizer=SGD())
+OTHER = TableSpec(name="others", embedding_dim=2, optimizer=SGD())
 
 
 def collection(features: list[FeatureSpec], shards: int = 3) -> EmbeddingCollection:

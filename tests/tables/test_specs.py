@@ -15,16 +15,16 @@ WRONG: Any = "x"
     ("fields", "text"),
     [
         ({"name": ""}, "name must not be empty"),
-        ({"dim": 0}, r"'C1': dim must be in \[1, 65536\] but got 0"),
-        ({"dim": 65537}, r"'C1': dim must be in \[1, 65536\] but got 65537"),
+        ({"embedding_dim": 0}, r"'C1': embedding_dim must be in \[1, 65536\] but got 0"),
+        ({"embedding_dim": 65537}, r"'C1': embedding_dim must be in \[1, 65536\] but got 65537"),
         ({"capacity": -1}, r"'C1': capacity must be in \[0, 2\^63\) but got -1"),
         ({"capacity": 2**63}, "'C1': capacity must be in"),
         ({"absent": "none"}, "'C1': absent must be one of zeros, initial but got 'none'"),
         ({"seed": 2**63}, "'C1': seed must be a signed 64-bit number"),
         ({"name": 3}, "a table's name must be a text but got 3"),
-        ({"dim": 4.0}, "'C1': dim must be an integer but got 4.0"),
-        ({"dim": "4"}, "'C1': dim must be an integer but got '4'"),
-        ({"dim": True}, "'C1': dim must be an integer but got True"),
+        ({"embedding_dim": 4.0}, "'C1': embedding_dim must be an integer but got 4.0"),
+        ({"embedding_dim": "4"}, "'C1': embedding_dim must be an integer but got '4'"),
+        ({"embedding_dim": True}, "'C1': embedding_dim must be an integer but got True"),
         ({"seed": None}, "'C1': seed must be an integer but got None"),
         ({"capacity": 1.5}, "'C1': capacity must be an integer but got 1.5"),
         ({"optimizer": "adam"}, r"'C1': optimizer must be one of embedps, .* but got 'adam'"),
@@ -44,30 +44,30 @@ WRONG: Any = "x"
 )
 def test_table_spec_refuses_wrong_field(fields, text):
     with pytest.raises(UsageError, match=text):
-        TableSpec(**{"name": "C1", "dim": 4, **fields})
+        TableSpec(**{"name": "C1", "embedding_dim": 4, **fields})
 
 
 def test_table_spec_defaults_to_uniform_of_inverse_root_dim():
-    spec = TableSpec(name="C1", dim=16)
+    spec = TableSpec(name="C1", embedding_dim=16)
     assert spec.initializer == Initializer(kind="uniform", low=-0.25, high=0.25)
     assert spec.optimizer == RowwiseAdagrad()
     with pytest.raises(AttributeError):
-        spec.dim = 8  # type: ignore[misc]
+        spec.embedding_dim = 8  # type: ignore[misc]
 
 
 def test_table_spec_json_tells_specs_apart():
-    one = TableSpec(name="C1", dim=16)
-    assert one.to_json() == TableSpec(name="C1", dim=16).to_json()
+    one = TableSpec(name="C1", embedding_dim=16)
+    assert one.to_json() == TableSpec(name="C1", embedding_dim=16).to_json()
     for other in (
-        TableSpec(name="C2", dim=16),
-        TableSpec(name="C1", dim=8, initializer=one.initializer),
-        TableSpec(name="C1", dim=16, optimizer=RowwiseAdagrad(epsilon=1e-4)),
-        TableSpec(name="C1", dim=16, initializer=Initializer.normal(0.1)),
-        TableSpec(name="C1", dim=16, seed=1),
-        TableSpec(name="C1", dim=16, capacity=10),
-        TableSpec(name="C1", dim=16, absent="initial"),
-        TableSpec(name="C1", dim=16, admission=MinCount(count=2)),
-        TableSpec(name="C1", dim=16, admission=Chance(probability=0.5)),
+        TableSpec(name="C2", embedding_dim=16),
+        TableSpec(name="C1", embedding_dim=8, initializer=one.initializer),
+        TableSpec(name="C1", embedding_dim=16, optimizer=RowwiseAdagrad(epsilon=1e-4)),
+        TableSpec(name="C1", embedding_dim=16, initializer=Initializer.normal(0.1)),
+        TableSpec(name="C1", embedding_dim=16, seed=1),
+        TableSpec(name="C1", embedding_dim=16, capacity=10),
+        TableSpec(name="C1", embedding_dim=16, absent="initial"),
+        TableSpec(name="C1", embedding_dim=16, admission=MinCount(count=2)),
+        TableSpec(name="C1", embedding_dim=16, admission=Chance(probability=0.5)),
     ):
         assert other.to_json() != one.to_json()
 
@@ -114,7 +114,7 @@ def test_feature_spec_refuses_wrong_max_length(fields, text):
 
 
 def test_feature_names_its_table_and_tells_whether_rows_stay():
-    t = TableSpec(name="t", dim=4)
+    t = TableSpec(name="t", embedding_dim=4)
     assert FeatureSpec(name="f", table="t").table_name == "t"
     assert FeatureSpec(name="f", table=t).table_name == "t"
     assert FeatureSpec(name="f", table=t, ragged=True, combiner="none", max_length=3).keeps_rows
@@ -123,11 +123,11 @@ def test_feature_names_its_table_and_tells_whether_rows_stay():
 
 
 def test_tables_are_declared_ones_then_those_of_features():
-    t, u, v = (TableSpec(name=n, dim=4) for n in "tuv")
+    t, u, v = (TableSpec(name=n, embedding_dim=4) for n in "tuv")
     features = [
         FeatureSpec(name="a", table=v),
         FeatureSpec(name="b", table="t"),
-        FeatureSpec(name="c", table=TableSpec(name="v", dim=4)),  # equal: the same table
+        FeatureSpec(name="c", table=TableSpec(name="v", embedding_dim=4)),  # equal: the same table
         FeatureSpec(name="d", table="v"),
         FeatureSpec(name="e", table=t),
     ]
@@ -137,8 +137,8 @@ def test_tables_are_declared_ones_then_those_of_features():
 
 def test_tables_of_refuses_two_declarations_that_differ():
     features = [
-        FeatureSpec(name="a", table=TableSpec(name="t", dim=4)),
-        FeatureSpec(name="b", table=TableSpec(name="t", dim=4, seed=3, capacity=9)),
+        FeatureSpec(name="a", table=TableSpec(name="t", embedding_dim=4)),
+        FeatureSpec(name="b", table=TableSpec(name="t", embedding_dim=4, seed=3, capacity=9)),
     ]
     with pytest.raises(UsageError) as refused:
         tables_of(features)
@@ -146,14 +146,16 @@ def test_tables_of_refuses_two_declarations_that_differ():
         "feature 'b' declares table 't' with seed=3, capacity=9, but another declaration has "
         "seed=0, capacity=0: make them equal, or give one table another name"
     )
-    with pytest.raises(UsageError, match=r"with dim=4.*another declaration has dim=8"):
-        tables_of(features[:1], [TableSpec(name="t", dim=8)])
+    with pytest.raises(
+        UsageError, match=r"with embedding_dim=4.*another declaration has embedding_dim=8"
+    ):
+        tables_of(features[:1], [TableSpec(name="t", embedding_dim=8)])
     with pytest.raises(UsageError, match="'c' looks up table 'x', which is not among"):
         tables_of([FeatureSpec(name="c", table="x")])
 
 
 def test_check_refuses_inconsistent_declarations():
-    t, u = TableSpec(name="t", dim=4), TableSpec(name="u", dim=4)
+    t, u = TableSpec(name="t", embedding_dim=4), TableSpec(name="u", embedding_dim=4)
     f = FeatureSpec(name="f", table="t")
     check([t, u], [f, FeatureSpec(name="g", table="t")])
     with pytest.raises(UsageError, match=r"table names must be unique but \['t'\] are repeated"):
@@ -204,6 +206,6 @@ def test_other_declarations_refuse_wrong_types(make, text):
 
 
 def test_integers_of_numpy_are_plain():
-    numbers: dict[str, Any] = {"dim": np.int64(4), "capacity": np.int32(9)}
+    numbers: dict[str, Any] = {"embedding_dim": np.int64(4), "capacity": np.int32(9)}
     spec = TableSpec(name="C1", **numbers)
-    assert type(spec.dim) is type(spec.capacity) is int
+    assert type(spec.embedding_dim) is type(spec.capacity) is int

@@ -50,7 +50,7 @@ def test_a_users_model_has_the_flags_and_keys_of_tables(tmp_path, monkeypatch):
     life = embedps.TimeToLive(steps=5)
     assert tables["users"] == embedps.TableSpec(
         name="users",
-        dim=6,
+        embedding_dim=6,
         optimizer=embedps.Adagrad(weight_decay=0.5),
         admission=embedps.MinCount(count=3),
         eviction=(life, embedps.MinNorm(norm=0.25)),
@@ -58,7 +58,7 @@ def test_a_users_model_has_the_flags_and_keys_of_tables(tmp_path, monkeypatch):
         slot_dtype="bfloat16",
     )
     counts = tables["seen"]
-    assert (counts.dim, counts.admission, counts.eviction) == (1, None, (life,))
+    assert (counts.embedding_dim, counts.admission, counts.eviction) == (1, None, (life,))
 
 
 def test_every_option_of_tables_changes_the_table():

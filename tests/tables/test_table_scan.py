@@ -38,7 +38,7 @@ def test_the_hottest_ids_are_those_of_an_exact_count():
 
 
 def test_norms_are_those_of_the_embeddings():
-    tables = [make_table("a", initializer=constant(2.0)), make_table("b", dim=9)]
+    tables = [make_table("a", initializer=constant(2.0)), make_table("b", embedding_dim=9)]
     collection = make_collection(tables)
     many = tf.range(2000, dtype=tf.int64)
     look(collection, {"a": many, "b": many[:0]}, insert=True)

@@ -7,7 +7,11 @@ from embedps.tables import FeatureSpec, TableSpec
 from tests.kernels import twins
 from tests.tables.builders import make_collection
 
-TABLES = [TableSpec(name="a", dim=4), TableSpec(name="b", dim=4), TableSpec(name="c", dim=8)]
+TABLES = [
+    TableSpec(name="a", embedding_dim=4),
+    TableSpec(name="b", embedding_dim=4),
+    TableSpec(name="c", embedding_dim=8),
+]
 
 
 def insert(tables: list[TableSpec], ids: dict[str, np.ndarray], num_shards: int):

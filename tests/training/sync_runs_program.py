@@ -58,12 +58,14 @@ class Attention(SumModel):
     def __init__(self) -> None:
         tags = FeatureSpec(
             name="tags",
-            table=TableSpec(name="tags", dim=4),
+            table=TableSpec(name="tags", embedding_dim=4),
             ragged=True,
             combiner="none",
             max_length=3,
         )
-        super().__init__((FeatureSpec(name="C1", table=TableSpec(name="C1", dim=3)), tags), ())
+        super().__init__(
+            (FeatureSpec(name="C1", table=TableSpec(name="C1", embedding_dim=3)), tags), ()
+        )
         self.attend = tf.keras.layers.MultiHeadAttention(2, 3)
 
     def rows(self, features: Mapping[str, Any]) -> tf.Tensor:

@@ -478,7 +478,7 @@ def test_event_time_goes_by_the_files(tmp_path: Path, dataset: Dataset) -> None:
     """A file from the far future moves no clock, so it empties no table; later files age rows."""
     timed = dataclasses.replace(dataset, keys=(), timestamp="row")  # a row per millisecond
     age = (TimeToLive(event_secs=4),)
-    tables = (*TABLES[:-1], TableSpec(name="row", dim=3, eviction=age))
+    tables = (*TABLES[:-1], TableSpec(name="row", embedding_dim=3, eviction=age))
     recommender = embedps.Recommender(build=lambda: SumModel(tables=tables))
     folder = tmp_path / "in"
     folder.mkdir()

@@ -278,7 +278,7 @@ def test_model_is_the_one_that_the_config_names(tmp_path, dataset):
         make("dlrm", {"embedding_dim": 4})
     trainer = make(None, dlrm.Config(embedding_dim=2, bottom_mlp=(3,), top_mlp=(3,)))
     trainer.close()
-    assert {table.dim for table in trainer.collection.tables} == {2}
+    assert {table.embedding_dim for table in trainer.collection.tables} == {2}
 
 
 def test_model_that_no_other_process_can_get_is_refused_before_anything_is_trained(tmp_path):

@@ -107,7 +107,7 @@ def test_rows_follow_a_schedule_of_keras_step_by_step(
 ) -> None:
     """A gradient of 1 for each row of a step, by SGD: a row sums the rates of its steps."""
     table = embedps.TableSpec(
-        name="C1", dim=1, optimizer=embedps.SGD(), initializer=embedps.Initializer()
+        name="C1", embedding_dim=1, optimizer=embedps.SGD(), initializer=embedps.Initializer()
     )
     feature = embedps.FeatureSpec(name="C1", table="C1")
 

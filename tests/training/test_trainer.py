@@ -498,7 +498,7 @@ def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"embedding_dim": 8}, "table 'C1' has dim 8, the checkpoint has 4"),
+        ({"embedding_dim": 8}, "table 'C1' has embedding_dim 8, the checkpoint has 4"),
         (
             {"sparse_optimizer": "adagrad"},
             "has optimizer adagrad, the checkpoint has rowwise_adagrad",

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from embedps.config_fields import check_types
 from embedps.errors import UsageError
+from embedps.tables.stored_names import to_stored
 
 __all__ = ["SGD", "Adagrad", "Ftrl", "LazyAdam", "Optimizer", "RowwiseAdagrad"]
 
@@ -33,8 +34,8 @@ class Optimizer:
                 )
 
     def settings(self) -> dict[str, float]:
-        """Returns the optimizer's numbers by name."""
-        return dataclasses.asdict(self)
+        """Returns the optimizer's numbers by the names that checkpoints and kernels have."""
+        return to_stored(dataclasses.asdict(self))
 
     def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         """Returns the floats per row of each optimizer slot, in stored order."""
@@ -62,12 +63,12 @@ class Adagrad(Optimizer):
     """Adagrad with one accumulator per weight (Duchi et al. 2011). The defaults are Keras's."""
 
     kind: ClassVar[str] = "adagrad"
-    initial_accumulator: float = 0.1
+    initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_divisor(self, self.initial_accumulator, self.epsilon)
+        _check_divisor(self, self.initial_accumulator_value, self.epsilon)
 
     def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {"accumulator": dim}
@@ -81,12 +82,12 @@ class RowwiseAdagrad(Optimizer):
     """
 
     kind: ClassVar[str] = "rowwise_adagrad"
-    initial_accumulator: float = 0.0
+    initial_accumulator_value: float = 0.0
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_divisor(self, self.initial_accumulator, self.epsilon)
+        _check_divisor(self, self.initial_accumulator_value, self.epsilon)
 
     def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {"accumulator": 1}
@@ -101,8 +102,8 @@ class LazyAdam(Optimizer):
 
     kind: ClassVar[str] = "lazy_adam"
     moves_by_zero: ClassVar[bool] = True
-    beta1: float = 0.9
-    beta2: float = 0.999
+    beta_1: float = 0.9
+    beta_2: float = 0.999
     epsilon: float = 1e-7
 
     def __post_init__(self) -> None:
@@ -117,19 +118,19 @@ class LazyAdam(Optimizer):
 class Ftrl(Optimizer):
     """FTRL-proximal with learning-rate power 1/2 (McMahan et al. 2013).
 
-    It has `l2` instead of a weight decay: its weights follow from its slots.
+    It has `l2_regularization_strength`, no weight decay: its weights follow from its slots.
     """
 
     kind: ClassVar[str] = "ftrl"
     moves_by_zero: ClassVar[bool] = True
-    initial_accumulator: float = 0.1
-    l1: float = 0.0
-    l2: float = 0.0
+    initial_accumulator_value: float = 0.1
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weight_decay:
-            raise UsageError("ftrl has no weight_decay: use its l2")
+            raise UsageError("ftrl has no weight_decay: use its l2_regularization_strength")
 
     def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {"linear": dim, "accumulator": dim}

@@ -14,7 +14,7 @@ from embedps.tables.stored_names import from_stored
 def table_of(stored: Mapping[str, Any]) -> TableSpec:
     """Makes the table of which `TableSpec.to_json` gave this."""
     fields = from_stored(stored)
-    fields["optimizer"] = optimizers.make(**stored["optimizer"])
+    fields["optimizer"] = optimizers.make(**from_stored(stored["optimizer"]))
     if stored["initializer"] is not None:
         fields["initializer"] = Initializer(**stored["initializer"])
     if "admission" in stored:

@@ -1,9 +1,16 @@
-"""Names of settings in checkpoints, where a declaration has another: the format keeps its own."""
+"""Names of settings in checkpoints and kernels, where a declaration has Keras' names."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-STORED_NAMES: Final = {"embedding_dim": "dim"}
+STORED_NAMES: Final = {
+    "embedding_dim": "dim",
+    "initial_accumulator_value": "initial_accumulator",
+    "beta_1": "beta1",
+    "beta_2": "beta2",
+    "l1_regularization_strength": "l1",
+    "l2_regularization_strength": "l2",
+}
 _FIELDS = {stored: field for field, stored in STORED_NAMES.items()}
 
 

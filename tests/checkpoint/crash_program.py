@@ -33,7 +33,7 @@ LEARNING_RATE, EPSILON, DIM = 0.5, 0.25, 2
 TABLE = make_table(
     "t",
     DIM,
-    optimizer=Adagrad(initial_accumulator=0.0, epsilon=EPSILON),
+    optimizer=Adagrad(initial_accumulator_value=0.0, epsilon=EPSILON),
     initializer=constant(1.0),
 )
 Rows = dict[int, tuple[float, float, int, int]]  # value, accumulator, last step, frequency

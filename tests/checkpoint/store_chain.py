@@ -30,7 +30,7 @@ TABLES = tuple(
         ("adagrad", Adagrad(), 0.25),
         ("rowwise", RowwiseAdagrad(), 1.0),
         ("adam", LazyAdam(), 0.0),
-        ("ftrl", Ftrl(l1=0.01, l2=0.02), 0.75),
+        ("ftrl", Ftrl(l1_regularization_strength=0.01, l2_regularization_strength=0.02), 0.75),
     )
 )
 

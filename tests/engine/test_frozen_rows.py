@@ -140,7 +140,7 @@ class Stopped(embedps.ClickModel):
         return tf.reshape(self.out(tf.concat([first, found["C2"]], axis=1)), [-1])
 
 
-MOVING = [optimizers.LazyAdam(weight_decay=0.1), optimizers.Ftrl(l1=0.01)]
+MOVING = [optimizers.LazyAdam(weight_decay=0.1), optimizers.Ftrl(l1_regularization_strength=0.01)]
 """Those that change a row that has learned before, without a gradient too."""
 
 

@@ -22,7 +22,7 @@ def features(dim: int = 4) -> list[embedps.FeatureSpec]:
         "a": embedps.TableSpec(
             name="a",
             embedding_dim=dim,
-            optimizer=embedps.LazyAdam(beta1=0.8),
+            optimizer=embedps.LazyAdam(beta_1=0.8),
             eviction=(embedps.TimeToLive(steps=10_000),),
         ),
         "b": embedps.TableSpec(

@@ -31,7 +31,9 @@ LEARNING_RATE = 0.5
 EPSILON = 0.25
 NAMES = ("t", "u")
 TABLES = [
-    make_table(name, 2, optimizer=kind(initial_accumulator=0.0, epsilon=EPSILON), initializer=first)
+    make_table(
+        name, 2, optimizer=kind(initial_accumulator_value=0.0, epsilon=EPSILON), initializer=first
+    )
     for name, kind, first in (
         ("t", Adagrad, constant(1.0)),
         ("u", RowwiseAdagrad, constant(-2.0)),

@@ -13,13 +13,17 @@ from tests.tables.builders import ids, make_collection, make_table, rows_of, tra
 OPTIMIZERS = [
     SGD(),
     Adagrad(),
-    Adagrad(initial_accumulator=0.0, epsilon=1e-3),
+    Adagrad(initial_accumulator_value=0.0, epsilon=1e-3),
     RowwiseAdagrad(),
-    RowwiseAdagrad(initial_accumulator=0.5, epsilon=1e-4),
+    RowwiseAdagrad(initial_accumulator_value=0.5, epsilon=1e-4),
     LazyAdam(),
-    LazyAdam(beta1=0.5, beta2=0.9, epsilon=1e-4),
+    LazyAdam(beta_1=0.5, beta_2=0.9, epsilon=1e-4),
     Ftrl(),
-    Ftrl(initial_accumulator=0.5, l1=0.05, l2=0.1),
+    Ftrl(
+        initial_accumulator_value=0.5,
+        l1_regularization_strength=0.05,
+        l2_regularization_strength=0.1,
+    ),
     SGD(weight_decay=0.3),
     RowwiseAdagrad(weight_decay=0.05),
     LazyAdam(weight_decay=1.0),
@@ -78,12 +82,12 @@ def _tensorflow_adam(o, w, g, lr, slots, t):
         var=w.handle,
         m=slots[0].handle,
         v=slots[1].handle,
-        beta1_power=tf.constant(o.beta1, tf.float32) ** t,
-        beta2_power=tf.constant(o.beta2, tf.float32) ** t,
+        beta1_power=tf.constant(o.beta_1, tf.float32) ** t,
+        beta2_power=tf.constant(o.beta_2, tf.float32) ** t,
         lr=lr,
-        beta1=o.beta1,
-        beta2=o.beta2,
-        epsilon=o.epsilon * tf.sqrt(1 - tf.constant(o.beta2, tf.float32) ** t),
+        beta1=o.beta_1,
+        beta2=o.beta_2,
+        epsilon=o.epsilon * tf.sqrt(1 - tf.constant(o.beta_2, tf.float32) ** t),
         grad=g,
     )
 
@@ -95,8 +99,8 @@ def _tensorflow_ftrl(o, w, g, lr, slots, t):
         accum=slots[1].handle,
         grad=g,
         lr=lr,
-        l1=o.l1,
-        l2=o.l2,
+        l1=o.l1_regularization_strength,
+        l2=o.l2_regularization_strength,
         l2_shrinkage=0.0,
         lr_power=-0.5,
     )
@@ -107,11 +111,18 @@ def _tensorflow_ftrl(o, w, g, lr, slots, t):
     ("optimizer", "apply"),
     [
         (SGD(), _tensorflow_sgd),
-        (Adagrad(initial_accumulator=0.1, epsilon=1e-3), _tensorflow_adagrad),
+        (Adagrad(initial_accumulator_value=0.1, epsilon=1e-3), _tensorflow_adagrad),
         # TensorFlow's epsilon is Kingma and Ba's "epsilon hat", so it is scaled above.
         (LazyAdam(epsilon=1e-3), _tensorflow_adam),
         (Ftrl(), _tensorflow_ftrl),
-        (Ftrl(initial_accumulator=0.3, l1=0.05, l2=0.1), _tensorflow_ftrl),
+        (
+            Ftrl(
+                initial_accumulator_value=0.3,
+                l1_regularization_strength=0.05,
+                l2_regularization_strength=0.1,
+            ),
+            _tensorflow_ftrl,
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", repr(value)),  # a function's repr has its address
 )

@@ -29,7 +29,7 @@ OPTIMIZERS = [
     Adagrad(),
     RowwiseAdagrad(),
     LazyAdam(),
-    Ftrl(l1=0.01, l2=0.1),
+    Ftrl(l1_regularization_strength=0.01, l2_regularization_strength=0.1),
 ]
 DTYPES = [
     (rows, slots)

@@ -88,13 +88,13 @@ class ReferenceRow:
             self.slots[0] += np.mean(g**2)
             self.w -= lr * g / (np.sqrt(self.slots[0]) + _f(o.epsilon))
         elif isinstance(o, LazyAdam):
-            b1, b2, t = _f(o.beta1), _f(o.beta2), self.updates
+            b1, b2, t = _f(o.beta_1), _f(o.beta_2), self.updates
             m, v = self.slots
             m[:] = b1 * m + (1 - b1) * g
             v[:] = b2 * v + (1 - b2) * g**2
             self.w -= lr * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + _f(o.epsilon))
         elif isinstance(o, Ftrl):
-            l1, l2 = _f(o.l1), _f(o.l2)
+            l1, l2 = _f(o.l1_regularization_strength), _f(o.l2_regularization_strength)
             z, n = self.slots
             grown = n + g**2
             z += g - (np.sqrt(grown) - np.sqrt(n)) / lr * self.w
@@ -189,14 +189,14 @@ def update_stored(
         slots = slots + total / f(dim)
         w = w - (lr / (np.sqrt(slots) + f(o.epsilon))) * g
     elif isinstance(o, LazyAdam):
-        b1, b2 = f(o.beta1), f(o.beta2)
+        b1, b2 = f(o.beta_1), f(o.beta_2)
         m = b1 * slots[:, :dim] + (one - b1) * g
         v = b2 * slots[:, dim:] + (one - b2) * g * g
         c1, c2 = (np.array([[1 / (1 - float(b) ** int(t))] for t in updates], f) for b in (b1, b2))
         w = w - lr * (m * c1) / (np.sqrt(v * c2) + f(o.epsilon))
         slots = np.concatenate([m, v], axis=1)
     elif isinstance(o, Ftrl):
-        l1, l2 = f(o.l1), f(o.l2)
+        l1, l2 = f(o.l1_regularization_strength), f(o.l2_regularization_strength)
         n = slots[:, dim:] + g * g
         root = np.sqrt(n)
         z = slots[:, :dim] + (g - (root - np.sqrt(slots[:, dim:])) / lr * w)

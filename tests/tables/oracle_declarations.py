@@ -47,7 +47,14 @@ def crowded() -> list[int]:
     return list(itertools.islice(ids, 150))
 
 
-OPTIMIZERS = [SGD(), SGD(), RowwiseAdagrad(), Adagrad(), LazyAdam(), Ftrl(l1=0.3, l2=0.1)]
+OPTIMIZERS = [
+    SGD(),
+    SGD(),
+    RowwiseAdagrad(),
+    Adagrad(),
+    LazyAdam(),
+    Ftrl(l1_regularization_strength=0.3, l2_regularization_strength=0.1),
+]
 SCATTERED = [*range(-20, 40), -(2**63), 2**63 - 1]
 
 

@@ -10,17 +10,20 @@ from embedps.tables import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad, optimiz
     ("make", "text"),
     [
         (
-            lambda: Adagrad(initial_accumulator=-1),
-            r"Adagrad.initial_accumulator must be in \[0, inf",
+            lambda: Adagrad(initial_accumulator_value=-1),
+            r"Adagrad.initial_accumulator_value must be in \[0, inf",
         ),
         (lambda: Adagrad(epsilon=math.nan), "Adagrad.epsilon must be in"),
         (lambda: Adagrad(epsilon=math.inf), "Adagrad.epsilon must be in"),
-        (lambda: Adagrad(initial_accumulator=0, epsilon=0), "divide by zero"),
+        (lambda: Adagrad(initial_accumulator_value=0, epsilon=0), "divide by zero"),
         (lambda: RowwiseAdagrad(epsilon=0), "divide by zero"),
-        (lambda: LazyAdam(beta1=1.0), r"LazyAdam.beta1 must be in \[0, 1\) but got 1.0"),
-        (lambda: LazyAdam(beta2=-0.1), r"LazyAdam.beta2 must be in \[0, 1\)"),
+        (lambda: LazyAdam(beta_1=1.0), r"LazyAdam.beta_1 must be in \[0, 1\) but got 1.0"),
+        (lambda: LazyAdam(beta_2=-0.1), r"LazyAdam.beta_2 must be in \[0, 1\)"),
         (lambda: LazyAdam(epsilon=0), "divide by zero"),
-        (lambda: Ftrl(l1=-0.1), r"Ftrl.l1 must be in \[0, inf\) but got -0.1"),
+        (
+            lambda: Ftrl(l1_regularization_strength=-0.1),
+            r"Ftrl.l1_regularization_strength must be in \[0, inf\) but got -0.1",
+        ),
     ],
 )
 def test_optimizer_refuses_wrong_setting(make, text):
@@ -44,7 +47,7 @@ def test_optimizer_slot_widths_count_the_floats_of_a_row(optimizer, floats):
     assert sum(optimizer.optimizer_slot_widths(7).values()) == floats
 
 
-def test_settings_name_every_number():
+def test_settings_name_every_number_as_checkpoints_do():
     settings = Adagrad(epsilon=0.5).settings()
     assert settings == {"initial_accumulator": 0.1, "epsilon": 0.5, "weight_decay": 0.0}
     assert SGD().settings() == {"weight_decay": 0.0}

@@ -5,7 +5,17 @@ import numpy as np
 import pytest
 
 from embedps.errors import UsageError
-from embedps.tables import Chance, FeatureSpec, Initializer, MinCount, RowwiseAdagrad, TableSpec
+from embedps.tables import (
+    Chance,
+    FeatureSpec,
+    Ftrl,
+    Initializer,
+    LazyAdam,
+    MinCount,
+    RowwiseAdagrad,
+    TableSpec,
+)
+from embedps.tables.spec_json import table_of
 from embedps.tables.specs import check, tables_of
 
 WRONG: Any = "x"
@@ -209,3 +219,28 @@ def test_integers_of_numpy_are_plain():
     numbers: dict[str, Any] = {"embedding_dim": np.int64(4), "capacity": np.int32(9)}
     spec = TableSpec(name="C1", **numbers)
     assert type(spec.embedding_dim) is type(spec.capacity) is int
+
+
+def test_stored_names_are_read_as_fields_and_written_as_before():
+    ftrl = Ftrl(
+        initial_accumulator_value=0.5,
+        l1_regularization_strength=0.01,
+        l2_regularization_strength=0.02,
+    )
+    adam = LazyAdam(beta_1=0.5, beta_2=0.75, epsilon=1e-5)
+    before = {
+        "ftrl": {"kind": "ftrl", "initial_accumulator": 0.5, "l1": 0.01, "l2": 0.02},
+        "adam": {"kind": "lazy_adam", "beta1": 0.5, "beta2": 0.75, "epsilon": 1e-5},
+    }
+    for name, optimizer in (("ftrl", ftrl), ("adam", adam)):
+        table = TableSpec(name=name, embedding_dim=3, optimizer=optimizer)
+        stored = {
+            "name": name,
+            "dim": 3,
+            "optimizer": before[name],
+            "initializer": {"kind": "uniform", "low": -(3**-0.5), "high": 3**-0.5},
+            "seed": 0,
+            "capacity": 0,
+        }
+        assert table.to_json() == stored
+        assert table_of(stored) == table

@@ -211,5 +211,5 @@ def test_wrong_options_are_refused(fields: dict[str, Any], message: str) -> None
 
 
 def test_ftrl_has_no_weight_decay() -> None:
-    with pytest.raises(UsageError, match="use its l2"):
+    with pytest.raises(UsageError, match="use its l2_regularization_strength"):
         embedps.Ftrl(weight_decay=0.1)

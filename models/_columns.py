@@ -123,7 +123,6 @@ def declare(
             name=column.name,
             table=config.table(column.name, embedding_dim=embedding_dim, initializer=initializer),
             ragged=column.ragged,
-            combiner="mean" if column.ragged else "sum",
         )
         for column in columns
     )

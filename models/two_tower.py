@@ -93,7 +93,6 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             name=name,
             table=config.table(name),
             ragged=name in lists,
-            combiner="mean" if name in lists else "sum",
             rate_as=names.RATE if name == item and corrects and not has_counts else None,
         )
         for name in (*singles, *lists)
@@ -101,12 +100,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     if config.history is not None:
         # A table of its own, as in the authors' code: the items' rows then count the items alone.
         features.append(
-            FeatureSpec(
-                name=config.history,
-                table=config.table(config.history),
-                ragged=True,
-                combiner="mean",
-            )
+            FeatureSpec(name=config.history, table=config.table(config.history), ragged=True)
         )
     if config.hard_negatives is not None:
         features.append(

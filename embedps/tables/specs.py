@@ -178,7 +178,7 @@ class FeatureSpec:
 
     name: str
     table: TableSpec | str
-    combiner: Combiner = "sum"
+    combiner: Combiner = "mean"
     ragged: bool = False
     max_length: int | None = None
     rate_as: str | None = None

@@ -70,7 +70,10 @@ def train(
         make_table("a", embedding_dim=3, seed=1, admission=admission),
         make_table("b", embedding_dim=2, seed=2),
     ]
-    features = [FeatureSpec(name="a", table="a"), FeatureSpec(name="b", table="b", ragged=True)]
+    features = [
+        FeatureSpec(name="a", table="a"),
+        FeatureSpec(name="b", table="b", ragged=True, combiner="sum"),
+    ]
     collection = make_collection(tables, features, num_shards=3)
     network = Network()
     network(tf.zeros([1, 3]))

@@ -32,7 +32,7 @@ TABLES = [
 FEATURES = [
     FeatureSpec(name="shown", table="items"),
     FeatureSpec(name="user", table="users"),
-    FeatureSpec(name="clicked", table="items", ragged=True, combiner="mean"),
+    FeatureSpec(name="clicked", table="items", ragged=True),
     FeatureSpec(name="liked", table="items", ragged=True, combiner="sqrtn"),
     FeatureSpec(name="wide_one", table="wide"),
     FeatureSpec(name="wide_many", table="wide", ragged=True, combiner="sum"),

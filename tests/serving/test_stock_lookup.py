@@ -40,7 +40,7 @@ TABLES = (
 FEATURES = (
     FeatureSpec(name="one", table="a"),
     FeatureSpec(name="other", table="b"),
-    FeatureSpec(name="sum", table="a", ragged=True),
+    FeatureSpec(name="sum", table="a", ragged=True, combiner="sum"),
     FeatureSpec(name="mean", table="c", ragged=True, combiner="mean"),
     FeatureSpec(name="root", table="b", ragged=True, combiner="sqrtn"),
     FeatureSpec(name="rows", table="c", ragged=True, combiner="none"),

@@ -86,7 +86,7 @@ def test_steps_over_shared_tables_read_admit_and_learn_as_the_twin(tmp_path, nam
     spec = counted_table(POLICIES[name], absent=absent, seed=3)
     features = [
         FeatureSpec(name="one", table="t"),
-        FeatureSpec(name="many", table="t", ragged=True),
+        FeatureSpec(name="many", table="t", ragged=True, combiner="sum"),
         FeatureSpec(name="other", table="u"),
     ]
     tables = [spec, make_table("u", DIM, optimizer=SGD())]

@@ -129,6 +129,7 @@ def test_feature_names_its_table_and_tells_whether_rows_stay():
     assert FeatureSpec(name="f", table=t).table_name == "t"
     assert FeatureSpec(name="f", table=t, ragged=True, combiner="none", max_length=3).keeps_rows
     assert not FeatureSpec(name="f", table=t, ragged=True).keeps_rows
+    assert FeatureSpec(name="f", table=t, ragged=True).combiner == "mean"
     assert not FeatureSpec(name="f", table=t, combiner="none").keeps_rows
 
 

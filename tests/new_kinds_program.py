@@ -11,8 +11,7 @@ import tensorflow as tf
 
 import embedps
 from embedps.kernels import build
-from embedps.tables import FeatureSpec
-from embedps.tables.spec_json import table_of
+from embedps.tables import FeatureSpec, TableSpec
 from tests.kernels.twins import mix64, table_salt
 from tests.tables.builders import constant, ids, look, make_collection, make_table, ragged, rows_of
 from tests.tables.builders import train as train_step

@@ -40,7 +40,8 @@ class Recommender:
       optimizer: makes the network's optimizer, any of `tf.keras.optimizers`. By default it is the
         one that the model is compiled with, or else the config's `dense_optimizer`.
       row_schedule: makes the schedule of the tables' learning rate over the run's steps, any of
-        `tf.keras.optimizers.schedules`. By default it is the config's `sparse_learning_rate`.
+        `tf.keras.optimizers.schedules`. By default it is the rate of the
+        tables' optimizers, or else the config's `sparse_learning_rate`.
       missing_id: the id that a null becomes; it has a row like any other id.
       wire_dtype: dtype of rows, the network's matrices and their gradients between workers and
         parameter servers, "float32" or "bfloat16"; both ends keep float32.

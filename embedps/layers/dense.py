@@ -15,6 +15,7 @@ from embedps.errors import UsageError
 from embedps.layers import stock_ops
 
 
+@tf.keras.utils.register_keras_serializable(package="embedps")
 class MLP(tfrs.layers.blocks.MLP):
     """Dense layers with ReLU between them, over concatenated inputs.
 
@@ -52,9 +53,19 @@ class MLP(tfrs.layers.blocks.MLP):
             raise UsageError(f"final_activation must be None or 'relu' but got {final_activation}")
         # No autocast: Keras would cast bfloat16 inputs to float32, which only costs time.
         super().__init__(list(units), final_activation=final_activation, autocast=False, **kwargs)
+        self._declared = {
+            "units": list(units),
+            "final_activation": final_activation,
+            "compute_dtype": compute_dtype,
+            "out_dtype": out_dtype,
+        }
         self._final_relu = final_activation == "relu"
         self._in_bfloat16 = compute_dtype == "bfloat16"
         self._out_dtype = tf.as_dtype(out_dtype or compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Gives the arguments that make an equal layer, as JSON has them."""
+        return {**super().get_config(), **self._declared}
 
     def build(self, input_shape: Any) -> None:
         """Makes the weights, with the names that calling the layers would give them.

@@ -12,15 +12,18 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tf_keras.src.saving import serialization_lib
 
+from embedps.config_fields import shown
 from embedps.errors import UsageError
 from embedps.layers import rate_callbacks
 from embedps.layers.keras_ids import Padded, as_ids, in_place, refuse_keras_3
 from embedps.layers.own_tables import OwnTables, Rate, mistake
 from embedps.layers.passed_ids import are_of_column
 from embedps.layers.table_state import TableState
-from embedps.tables import activations, spec_json
+from embedps.tables import activations
 from embedps.tables.activations import Activation, Ids
-from embedps.tables.specs import FeatureSpec, TableSpec, tables_of
+from embedps.tables.specs import FeatureSpec, TableSpec, learning_rate_of, tables_of
+
+_DEFAULT_RATE = 0.05
 
 
 @tf.keras.utils.register_keras_serializable(package="embedps")
@@ -49,7 +52,7 @@ class Embeddings(tf.keras.layers.Layer):
         features: Sequence[FeatureSpec] | Mapping[str, int],
         *,
         tables: Sequence[TableSpec] = (),
-        learning_rate: Rate = 0.05,
+        learning_rate: Rate | None = None,
         padding_id: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -59,8 +62,9 @@ class Embeddings(tf.keras.layers.Layer):
           features: each names a column of ids and its table: a TableSpec, or the name of one in
             `tables`. Or the floats per row by column, each with a table of its own.
           tables: tables that features name.
-          learning_rate: of the rows in Keras mode, or a schedule of it over steps. An engine has
-            its config's `sparse_learning_rate`.
+          learning_rate: of the rows in Keras mode, or a schedule of it over steps; by default that
+            of the tables' optimizers, or else 0.05. An engine has theirs, or else its config's
+            `sparse_learning_rate`.
           padding_id: in Keras mode, what stands in a dense list where it has no id; None if all
             are ids. A dataset's lists have no padding.
           kwargs: those of `tf.keras.layers.Layer`.
@@ -78,6 +82,14 @@ class Embeddings(tf.keras.layers.Layer):
         self.features = tuple(dataclasses.replace(f, table=f.table_name) for f in features)
         self.is_served = False
         rate_callbacks.watch()
+        own_rate = learning_rate_of(self.tables)
+        if learning_rate is None:
+            learning_rate = _DEFAULT_RATE if own_rate is None else own_rate
+        elif own_rate not in (None, learning_rate):
+            raise UsageError(
+                f"learning_rate is {shown(learning_rate)}, the tables' optimizers have {own_rate}: "
+                "leave one out"
+            )
         self._learning_rate = learning_rate
         if padding_id is not None and not isinstance(padding_id, int):
             raise UsageError(f"padding_id must be an integer or None but got {padding_id!r}")
@@ -294,8 +306,8 @@ class Embeddings(tf.keras.layers.Layer):
             )
         return {
             **super().get_config(),
-            "features": [spec_json.feature_to_json(f) for f in self.features],
-            "tables": [table.to_json() for table in self.tables],
+            "features": [feature.get_config() for feature in self.features],
+            "tables": [table.get_config() for table in self.tables],
             "learning_rate": rate,
             "padding_id": self._padding_id,
         }
@@ -309,8 +321,8 @@ class Embeddings(tf.keras.layers.Layer):
         return cls(
             **config
             | {
-                "features": [spec_json.feature_of(f) for f in config["features"]],
-                "tables": [spec_json.table_of(t) for t in config["tables"]],
+                "features": [FeatureSpec.from_config(f) for f in config["features"]],
+                "tables": [TableSpec.from_config(t) for t in config["tables"]],
                 "learning_rate": rate,
             }
         )

@@ -24,7 +24,10 @@ class OptimizerConfig:
     """
 
     sparse_learning_rate: float = option(
-        0.05, "learning rate of the embedding tables", above=0, most=MAX_RATE
+        0.05,
+        "learning rate of the embedding tables, unless their optimizers bring one",
+        above=0,
+        most=MAX_RATE,
     )
     dense_learning_rate: float = option(
         0.001, "learning rate of the network", above=0, most=MAX_RATE

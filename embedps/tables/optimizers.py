@@ -12,15 +12,18 @@ __all__ = ["SGD", "Adagrad", "Ftrl", "LazyAdam", "Optimizer", "RowwiseAdagrad"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """Updates rows from their gradients. Each step has its learning rate; it is no setting.
+    """Updates rows from their gradients.
 
     Attributes:
+      learning_rate: of the rows, one for all tables; None leaves it to the run or to
+        `embedps.Embeddings`.
       weight_decay: a step first takes this share of the rows that it updates, times its learning
         rate (Loshchilov and Hutter 2019). Rows that it does not update do not decay.
     """
 
     kind: ClassVar[str]
     moves_by_zero: ClassVar[bool] = False  # a gradient of zero changes the row
+    learning_rate: float | None = dataclasses.field(default=None, compare=False)
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -28,14 +31,16 @@ class Optimizer:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             bound = 1.0 if field.name.startswith("beta") else float("inf")
-            if not 0 <= value < bound:
+            if value is not None and not 0 <= value < bound:
                 raise UsageError(
                     f"{type(self).__name__}.{field.name} must be in [0, {bound:g}) but got {value}"
                 )
 
     def settings(self) -> dict[str, float]:
         """Returns the optimizer's numbers by the names that checkpoints and kernels have."""
-        return to_stored(dataclasses.asdict(self))
+        settings = to_stored(dataclasses.asdict(self))
+        del settings["learning_rate"]  # each step has its own
+        return settings
 
     def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         """Returns the floats per row of each optimizer slot, in stored order."""

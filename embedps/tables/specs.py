@@ -1,7 +1,7 @@
 """The declarations of a model: tables of rows, and the features that look them up."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from embedps.config_fields import check_text, check_types, shown
@@ -9,10 +9,12 @@ from embedps.constants import MAX_ROW_FILE_WIDTH
 from embedps.errors import UsageError
 from embedps.tables import admission as admission_policies
 from embedps.tables import eviction as eviction_policies
+from embedps.tables import optimizers
 from embedps.tables.admission import Admission
 from embedps.tables.eviction import EvictionPolicy, TimeToLive
+from embedps.tables.keras_optimizers import twin_of
 from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
-from embedps.tables.stored_names import to_stored
+from embedps.tables.stored_names import from_stored, to_stored
 
 Combiner = Literal["sum", "mean", "sqrtn", "none"]
 InitializerKind = Literal["constant", "uniform", "normal"]
@@ -63,9 +65,8 @@ class TableSpec:
     Attributes:
       name: unique among tables; initial values depend on it.
       embedding_dim: floats per embedding.
-      optimizer: updates the rows.
-      initializer: makes the values of new rows; if None, uniform in
-        +-1/sqrt(embedding_dim).
+      optimizer: updates the rows; one of embedps, or SGD, Adagrad or Ftrl of Keras.
+      initializer: makes the values of new rows; if None, uniform in +-1/sqrt(embedding_dim).
       seed: of the initial values.
       capacity: the most rows; 0 means no limit. Further ids get no row and do not learn.
       absent: what an id without a row reads as, in training and in scoring: "zeros", or "initial",
@@ -97,10 +98,10 @@ class TableSpec:
         check_text("a table's name", self.name)
         check_types(self, f"table {self.name!r}: ")
         if not isinstance(self.optimizer, Optimizer):
-            raise UsageError(
-                f"table {self.name!r}: optimizer must be one of embedps, such as RowwiseAdagrad(), "
-                f"but got {shown(self.optimizer)}"
-            )
+            try:
+                object.__setattr__(self, "optimizer", twin_of(self.optimizer))
+            except UsageError as error:
+                raise UsageError(f"table {self.name!r}: {error}") from None
         if not isinstance(self.initializer, Initializer | None):
             raise UsageError(
                 f"table {self.name!r}: initializer must be None or an embedps.Initializer, such as "
@@ -159,6 +160,27 @@ class TableSpec:
         fields |= {field: dtype for field, dtype in dtypes.items() if dtype != "float32"}
         return to_stored(fields)
 
+    def get_config(self) -> dict[str, Any]:
+        """Gives what `from_config` takes, as JSON has it."""
+        optimizer = {"kind": self.optimizer.kind, **dataclasses.asdict(self.optimizer)}
+        return from_stored(self.to_json()) | {"optimizer": optimizer}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "TableSpec":
+        """Makes the table of which `get_config`, or `to_json`, gave this."""
+        fields = from_stored(config)
+        fields["optimizer"] = optimizers.make(**from_stored(config["optimizer"]))
+        if config["initializer"] is not None:
+            fields["initializer"] = Initializer(**config["initializer"])
+        if "admission" in config:
+            fields["admission"] = _made(admission_policies.BY_KIND, config["admission"])
+        policies = (_made(eviction_policies.BY_NAME, p) for p in config.get("eviction", ()))
+        return cls(**fields | {"eviction": tuple(policies)})
+
+
+def _made(kinds: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    return kinds[config["kind"]](**{k: v for k, v in config.items() if k != "kind"})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureSpec:
@@ -216,11 +238,37 @@ class FeatureSpec:
         """Whether an example's activation is a row per id, not one vector."""
         return self.ragged and self.combiner == "none"
 
+    def get_config(self) -> dict[str, Any]:
+        """Gives what `from_config` takes, as JSON has it."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        table = self.table if isinstance(self.table, str) else self.table.get_config()
+        return fields | {"table": table}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "FeatureSpec":
+        """Makes the feature of which `get_config` gave this."""
+        table = config["table"]
+        made = table if isinstance(table, str) else TableSpec.from_config(table)
+        return cls(**{**config, "table": made})
+
 
 def event_secs_of(tables: Sequence[TableSpec]) -> dict[str, int]:
     """Returns the times to live in event time, by table that has one."""
     ages = ((t.name, eviction_policies.find(t.eviction, TimeToLive)) for t in tables)
     return {name: age.event_secs for name, age in ages if age is not None and age.event_secs}
+
+
+def learning_rate_of(tables: Sequence[TableSpec]) -> float | None:
+    """Returns the learning rate that the tables' optimizers bring; None if none does.
+
+    Raises:
+      UsageError: two differ.
+    """
+    given = {t.name: t.optimizer.learning_rate for t in tables}
+    rates = {name: rate for name, rate in given.items() if rate is not None}
+    if len(set(rates.values())) > 1:
+        raise UsageError(f"the optimizers of tables must have one learning_rate but have {rates}")
+    return next(iter(rates.values()), None)
 
 
 def tables_of(

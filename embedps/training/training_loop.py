@@ -26,6 +26,7 @@ from embedps.scheduling.ledger import Unit
 from embedps.scheduling.scheduler import Scheduler
 from embedps.scheduling.unit_deaths import DeadlyUnitsError
 from embedps.scheduling.unit_threads import OnFailure, UnitThreads
+from embedps.tables.specs import learning_rate_of
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.file_watch import FileWatch
@@ -245,7 +246,8 @@ class TrainingLoop:
         factor = asked.rate_factor((unit.position + 0.5) / self._ledger.num_units)
         rate = self._effects.schedule(factor)
         if not self._setup.model.has_row_schedule:
-            rate *= asked.sparse_learning_rate
+            own = learning_rate_of(self._setup.model.tables)
+            rate *= asked.sparse_learning_rate if own is None else own
             rate *= self._config.row_rate_scale(self._cluster.num_workers)
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.errors import CorruptCheckpointError, DimMismatchError, UsageError
+from embedps.layers.dense import MLP
 from embedps.tables import image
 
 NAMES = ("a", "b")
@@ -52,6 +54,10 @@ def data() -> tf.data.Dataset:
 
 def fit(model: tf.keras.Model, data: tf.data.Dataset, epochs: int = 1, **options: Any) -> Any:
     return model.fit(data, epochs=epochs, verbose=0, **options).history
+
+
+def json_of(config: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(config))
 
 
 def trained(data: tf.data.Dataset) -> tf.keras.Model:
@@ -177,6 +183,37 @@ def test_configs_are_json(data: tf.data.Dataset) -> None:
     assert made._own is None or not sum(made.own.collection.stats().rows.values())
     with pytest.raises(UsageError, match="must have a learning_rate that is a number or one of"):
         embedps.Embeddings({"a": 4}, learning_rate=lambda step: 0.1).get_config()
+
+
+def test_a_model_of_our_layers_is_made_again_of_its_json() -> None:
+    table = embedps.TableSpec(
+        name="t",
+        embedding_dim=3,
+        optimizer=tf.keras.optimizers.Adagrad(0.1),
+        admission=embedps.Chance(probability=0.5),
+        eviction=(embedps.TimeToLive(steps=3), embedps.SizeLimit(max_rows=9)),
+        row_dtype="bfloat16",
+    )
+    given = [
+        embedps.FeatureSpec(name="a", table=table),
+        embedps.FeatureSpec(name="b", table=table, ragged=True, combiner="sqrtn"),
+    ]
+    assert [embedps.FeatureSpec.from_config(json_of(f.get_config())) for f in given] == given
+    layer = embedps.Embeddings(given, name="emb")
+    inputs = {
+        "a": tf.keras.Input((), dtype=tf.int64, name="a"),
+        "b": tf.keras.Input((None,), dtype=tf.int64, ragged=True, name="b"),
+    }
+    found = layer(inputs)
+    model = tf.keras.Model(inputs, MLP((4, 1), out_dtype="float32")([found["a"], found["b"]]))
+    again = tf.keras.models.model_from_json(model.to_json())
+    assert [e.get_config() for e in again.layers] == [e.get_config() for e in model.layers]
+    assert again.get_layer("emb").tables == layer.tables == (table,)
+    assert again.get_layer("emb").own.learning_rate == np.float32(0.1)
+    # A config of before has the names that checkpoints have.
+    before = layer.get_config() | {"tables": [json_of(table.to_json())]}
+    assert before["tables"][0].keys() >= {"dim"}
+    assert embedps.Embeddings.from_config(before).tables == (table,)
 
 
 @pytest.mark.parametrize("save", [tf.saved_model.save, lambda m, path: m.save(path)])

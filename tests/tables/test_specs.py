@@ -15,7 +15,6 @@ from embedps.tables import (
     RowwiseAdagrad,
     TableSpec,
 )
-from embedps.tables.spec_json import table_of
 from embedps.tables.specs import check, tables_of
 
 WRONG: Any = "x"
@@ -244,4 +243,4 @@ def test_stored_names_are_read_as_fields_and_written_as_before():
             "capacity": 0,
         }
         assert table.to_json() == stored
-        assert table_of(stored) == table
+        assert TableSpec.from_config(stored) == table

@@ -101,13 +101,16 @@ def test_a_model_with_its_own_schedule_is_refused_another(tmp_path: Path, datase
         make_trainer(dataset, tmp_path, recommender=recommender, schedule="linear")
 
 
-@pytest.mark.parametrize("num_shards", [1, 3])
-def test_rows_follow_a_schedule_of_keras_step_by_step(
-    tmp_path: Path, dataset: Dataset, num_shards: int
+@pytest.mark.parametrize(("num_shards", "rate"), [(1, None), (3, None), (1, 0.25)])
+def test_rows_follow_a_schedule_or_a_rate_of_keras_step_by_step(
+    tmp_path: Path, dataset: Dataset, num_shards: int, rate: float | None
 ) -> None:
     """A gradient of 1 for each row of a step, by SGD: a row sums the rates of its steps."""
     table = embedps.TableSpec(
-        name="C1", embedding_dim=1, optimizer=embedps.SGD(), initializer=embedps.Initializer()
+        name="C1",
+        embedding_dim=1,
+        optimizer=tf.keras.optimizers.SGD(rate) if rate else embedps.SGD(),
+        initializer=embedps.Initializer(),
     )
     feature = embedps.FeatureSpec(name="C1", table="C1")
 
@@ -122,11 +125,11 @@ def test_rows_follow_a_schedule_of_keras_step_by_step(
             _, index, count = tf.unique_with_counts(features["C1"])
             return -tf.reduce_sum(rows[:, 0] / tf.gather(tf.cast(count, tf.float32), index))
 
-    schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.7)
+    decay = tf.keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.7)
     trainer = make_trainer(
         dataset,
         tmp_path,
-        recommender=embedps.Recommender(build=Sum, row_schedule=lambda: schedule),
+        recommender=embedps.Recommender(build=Sum, row_schedule=None if rate else lambda: decay),
         shuffle=False,
         num_shards=num_shards,
         epochs=2,
@@ -137,7 +140,7 @@ def test_rows_follow_a_schedule_of_keras_step_by_step(
         ids = pq.read_table(unit.path)["C1"].to_numpy()[unit.first_row :][: unit.num_rows]
         for step, begin in enumerate(range(0, len(ids), 64), unit.first_step):
             for i in np.unique(ids[begin : begin + 64]).tolist():
-                expected[i] = expected.get(i, np.float32(0)) + np.float32(schedule(step))
+                expected[i] = expected.get(i, np.float32(0)) + np.float32(rate or decay(step))
     rows = rows_of(trainer._setup.collection, tmp_path / "rows")
     assert {i for _, i in rows} == set(expected)
     for (_, i), row in rows.items():

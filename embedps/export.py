@@ -37,7 +37,7 @@ class ExportConfig(RunOptions):
         metavar="DIR",
     )
     number: int | None = checkpoint_number("the checkpoint's number (default: the newest)")
-    rows: str = option(
+    row_dtype: str = option(
         "float32",
         "dtype of the stored rows; float32 gives the evaluator's scores bit for bit",
         choices=_ROW_DTYPES,
@@ -95,7 +95,7 @@ def export(config: ExportConfig) -> Path:
             run.directory,
             output,
             manifest.number,
-            row_dtype=config.rows,  # type: ignore[arg-type]
+            row_dtype=config.row_dtype,  # type: ignore[arg-type]
             top_k=config.top_k,
             unknown_query=config.unknown_query,
             table=Transforms.of(run.dataset).table if config.raw else None,
@@ -119,7 +119,7 @@ def _check_same(target: Path, history: str, config: ExportConfig) -> None:
     if found["manifest"]["history"] != history:
         raise UsageError(f"{target} is there, of another run: give another --output, or remove it")
     wrong = None
-    if found["rows"] != config.rows:
+    if found["rows"] != config.row_dtype:
         wrong = f"with rows of {found['rows']}"
     elif ("raw" in found["signatures"]) != config.raw:
         wrong = "without the signature raw" if config.raw else "with the signature raw"

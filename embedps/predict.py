@@ -62,7 +62,7 @@ class PredictConfig(RunOptions):
     number: int | None = checkpoint_number(
         "the checkpoint's number (default: the newest, or that of the run to go on with)"
     )
-    batch_rows: int = option(
+    batch_size: int = option(
         8192, "the most rows that are scored at a time", least=1, most=MAX_COUNT
     )
     workers: int | None = option(
@@ -132,7 +132,7 @@ def predict(config: PredictConfig) -> None:
     )
     model = load_from(run, number=chosen)
     try:
-        reader = make_raw and make_raw(model.columns, plan.keep, config.batch_rows)
+        reader = make_raw and make_raw(model.columns, plan.keep, config.batch_size)
         with ProgressLine("predict", total, unit="rows") as line:
             done = 0
 
@@ -146,7 +146,7 @@ def predict(config: PredictConfig) -> None:
                 model=model,
                 raw=reader,
                 keep=plan.keep,
-                batch_rows=config.batch_rows,
+                batch_rows=config.batch_size,
                 workers=config.workers or os.cpu_count() or 1,
                 on_progress=count,
             ).run(left, output)

@@ -27,7 +27,7 @@ def check_optimizer_eviction_and_combiner() -> None:
         initializer=constant(1.0),
         eviction=(embedps.MinUpdates(updates=2),),  # type: ignore[attr-defined]
     )
-    assert table_of(table.to_json()) == table
+    assert TableSpec.from_config(table.to_json()) == table
     bags = FeatureSpec(name="bag", table="t", ragged=True, combiner="fourth_root")  # type: ignore[arg-type]
     collection = make_collection([table], [FeatureSpec(name="t", table="t")])
     train_step(collection, {"t": ids(1, 2)}, {"t": np.full([2, 2], 3.0)})
@@ -44,7 +44,7 @@ def check_optimizer_eviction_and_combiner() -> None:
 def check_admission(folder: Path) -> None:
     """An id gets a row if its hash is in the lower half."""
     table = make_table(admission=embedps.Share(share=0.5))  # type: ignore[attr-defined]
-    assert table_of(table.to_json()) == table
+    assert TableSpec.from_config(table.to_json()) == table
     collection = make_collection([table])
     given = tf.range(_NUM_IDS, dtype=tf.int64)
     train_step(collection, {"t": given}, {"t": np.ones([_NUM_IDS, 4])})

@@ -50,7 +50,7 @@ def test_stock_tensorflow_gives_the_evaluators_scores(
     paths = {}
     for rows in ("float32", "bfloat16", "int8"):
         output = tmp_path / rows
-        assert run("--model-dir", model_dir, "--output", output, "--rows", rows) == 0
+        assert run("--model-dir", model_dir, "--output", output, "--row-dtype", rows) == 0
         assert [each.name for each in output.iterdir()] == [str(number)]
         paths[rows] = output / str(number)
     assert "signatures serving_default, examples" in capsys.readouterr().out
@@ -113,9 +113,9 @@ def test_an_export_says_what_it_is_of(tmp_path: Path, model_dir: Path, capsys: A
     file.write_text(f'model_dir = "{model_dir}"\noutput = "{tmp_path}"\nrows = "bfloat16"\n')
     assert run("--config", file) == 2
     assert "is there, with rows of float32: give another" in capsys.readouterr().err
-    assert run("--config", file, "--rows", "float32") == 0
+    assert run("--config", file, "--row-dtype", "float32") == 0
     assert (tmp_path / str(first) / "saved_model.pb").stat().st_mtime_ns == before
-    assert run(*given, "--rows", "int8") == 2
+    assert run(*given, "--row-dtype", "int8") == 2
     assert "is there, with rows of float32: give another --output" in capsys.readouterr().err
 
 
@@ -124,7 +124,7 @@ def test_an_export_says_what_it_is_of(tmp_path: Path, model_dir: Path, capsys: A
     [
         (("--number", 9999), "there is no manifest 9999"),
         (("--output", "s3://b/x"), "must be a local directory"),
-        (("--rows", "int4"), "invalid choice: 'int4'"),
+        (("--row-dtype", "int4"), "invalid choice: 'int4'"),
         (("--model-dir", "/nowhere"), "must be one that embedps.train has trained in"),
     ],
 )

@@ -55,7 +55,7 @@ def flags(model_dir: Path, dataset: Dataset, output: Path, *more: object) -> lis
 def test_scores_are_those_of_the_loaded_model(
     tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
 ) -> None:
-    given = flags(model_dir, dataset, tmp_path / "s", "--keep", "C1", "--batch-rows", 64)
+    given = flags(model_dir, dataset, tmp_path / "s", "--keep", "C1", "--batch-size", 64)
     assert run(*given) == 0
     model = embedps.load(model_dir)
     for split in ("train", "eval"):
@@ -69,7 +69,7 @@ def test_scores_are_those_of_the_loaded_model(
     assert "6 files (1,751 rows) with checkpoint" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.parquet")}
     file = tmp_path / "predict.toml"
-    file.write_text(f'model_dir = "{model_dir}"\nkeep = ["C1"]\nbatch_rows = 64\n')
+    file.write_text(f'model_dir = "{model_dir}"\nkeep = ["C1"]\nbatch_size = 64\n')
     assert run("--config", file, "--input", given[3], "--output", tmp_path / "s") == 0
     assert ": 6 of 6 files scored" in capsys.readouterr().out
     next(iter(before)).unlink()
@@ -98,7 +98,7 @@ def test_a_killed_prediction_goes_on_with_its_checkpoint(
     shutil.copytree(model_dir, run_dir)
     command = [
         *(sys.executable, "-m", "embedps.predict", f"--model-dir={run_dir}", "--keep=C2"),
-        *(f"--input={inputs}/*.parquet", f"--output={tmp_path / 's'}", "--batch-rows=100"),
+        *(f"--input={inputs}/*.parquet", f"--output={tmp_path / 's'}", "--batch-size=100"),
     ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -159,7 +159,7 @@ def check_text_files(tmp_path: Path, wanted: Any, capsys: Any) -> None:
     others.insert(3, "one field\n")
     with gzip.open(tmp_path / "in" / "b.csv.gz", "wt", encoding="utf-8") as file:
         file.write("".join([first, *others]))
-    given = ["--model-dir", tmp_path / "m", "--raw", "--keep", "shop", "--batch-rows", 7]
+    given = ["--model-dir", tmp_path / "m", "--raw", "--keep", "shop", "--batch-size", 7]
     given += ["--output", tmp_path / "t", "--input", tmp_path / "in" / "*"]
     capsys.readouterr()
     assert run(*given) == 0

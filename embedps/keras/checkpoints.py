@@ -190,7 +190,7 @@ class SaveCheckpoints(tf.keras.callbacks.Callback):
         if self._dataset is not None and not self._is_built():
             batches = read(
                 self._dataset,
-                batch_rows=2,
+                batch_size=2,
                 unit_rows=2,
                 shuffle=False,
                 targets=not has_own_loss(model),

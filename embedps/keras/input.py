@@ -22,7 +22,7 @@ def read(
     dataset: Dataset | Path | str,
     split: str = "train",
     *,
-    batch_rows: int = 2048,
+    batch_size: int = 2048,
     columns: Sequence[str] | None = None,
     targets: bool = True,
     shuffle: bool | None = None,
@@ -32,12 +32,12 @@ def read(
     """Reads a split in batches, by the engine's native reader, in the engine's order.
 
     Each iteration, such as an epoch of `fit`, visits each row once. If it shuffles, it has the
-    order of that epoch of a run by the engine with the same `seed`, `unit_rows` and `batch_rows`.
+    order of that epoch of a run by the engine with the same `seed`, `unit_rows` and `batch_size`.
 
     Args:
       dataset: the dataset, or its directory.
       split: its name.
-      batch_rows: rows per batch. The last batch of a unit may have fewer.
+      batch_size: rows per batch. The last batch of a unit may have fewer.
       columns: those to read, labels and the weight too; by default all.
       targets: whether batches are (features, labels), or (features, labels, weights) if the dataset
         has weights, as compiled models take them. Otherwise a batch is one dict of all columns, as
@@ -58,17 +58,17 @@ def read(
       DatasetError: there is no such split, or the dataset cannot be read.
     """
     dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
-    if not isinstance(batch_rows, int) or batch_rows < 1:
-        raise UsageError(f"batch_rows must be an integer from 1 on but got {batch_rows!r}")
-    unit_rows = _UNIT_BATCHES * batch_rows if unit_rows is None else unit_rows
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(f"batch_size must be an integer from 1 on but got {batch_size!r}")
+    unit_rows = _UNIT_BATCHES * batch_size if unit_rows is None else unit_rows
     shuffle = split == "train" if shuffle is None else shuffle
     options = LedgerOptions(
-        split=split, batch_rows=batch_rows, unit_rows=unit_rows, shuffle=shuffle, seed=seed
+        split=split, batch_rows=batch_size, unit_rows=unit_rows, shuffle=shuffle, seed=seed
     )
     epoch = Ledger(dataset, options, epochs=1)
     chosen = Columns.of(dataset, columns)
     reader = chosen.reader(
-        batch_rows=batch_rows,
+        batch_rows=batch_size,
         shuffle_rows=unit_rows if shuffle else 0,
         missing_id=dataset.missing_id,
     )
@@ -86,7 +86,7 @@ def read(
         path: tf.Tensor, first_row: tf.Tensor, num_rows: tf.Tensor, unit_seed: tf.Tensor
     ) -> tf.data.Dataset:
         opened = reader.open(path, first_row, num_rows, unit_seed)
-        batches = tf.data.Dataset.range(-(-num_rows // batch_rows))
+        batches = tf.data.Dataset.range(-(-num_rows // batch_size))
         return batches.map(lambda _: reader.next(opened).columns)
 
     batches = units.flat_map(batches_of)

@@ -41,16 +41,16 @@ class CheckpointConfig:
         above=1,
         most=math.inf,
     )
-    rows: Literal["float32", "int8", "int4"] = option(
+    row_encoding: Literal["float32", "int8", "int4"] = option(
         "float32",
         "encoding of embeddings in checkpoints. float32: as in memory, bit for bit; int8 and int4 "
         "store each value to within half of its row's scale",
-        flag="checkpoint_rows",
+        flag="checkpoint_row_encoding",
     )
-    optimizer_slots: OptimizerSlotEncoding = option(
+    slot_encoding: OptimizerSlotEncoding = option(
         "float32",
         "encoding of optimizer slots in checkpoints. float32: as in memory, bit for bit",
-        flag="checkpoint_slots",
+        flag="checkpoint_slot_encoding",
     )
     keep_chains: int = option(
         2, "newest base checkpoints to keep, each with its deltas", least=1, most=MAX_COUNT
@@ -93,4 +93,4 @@ class CheckpointConfig:
 
     def encoding(self) -> Encoding:
         """Gives the encoding of rows in checkpoints."""
-        return Encoding(rows=self.rows, optimizer_slots=self.optimizer_slots)
+        return Encoding(rows=self.row_encoding, optimizer_slots=self.slot_encoding)

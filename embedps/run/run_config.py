@@ -16,6 +16,12 @@ from embedps.storage.file_io import read_bytes, write_bytes
 from embedps.storage.object_store import as_path
 
 FILE_NAME = "config.json"
+EARLIER_NAMES = {
+    "checkpoint_rows": "checkpoint_row_encoding",
+    "checkpoint_slots": "checkpoint_slot_encoding",
+}
+"""Options that the config.json of earlier runs has by other names."""
+
 NO_DATASET = "no dataset of embedps"
 """The `data` of a config of Keras' `fit` that read something else."""
 
@@ -119,7 +125,8 @@ def read_run(model_dir: Path, *, model: str | None = None) -> RunConfig:
     path = model_dir / FILE_NAME
     try:
         content = json.loads(read_bytes(path))
-        config = TrainConfig.from_options(**content["train"])
+        named = {EARLIER_NAMES.get(name, name): v for name, v in content["train"].items()}
+        config = TrainConfig.from_options(**named)
         name, options = _model_of(config.model, content["model"], model, path)
         model_config = find_model(name).Config(
             **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}

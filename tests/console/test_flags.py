@@ -98,7 +98,7 @@ def test_option_both_as_a_key_and_in_its_groups_table_is_refused(tmp_path):
     ("text", "key"),
     [
         ("[cluster]\nnum_pss = 2\n", "cluster.num_pss"),
-        ("[checkpoint]\ncheckpoint_rows = 'int8'\n", "checkpoint.checkpoint_rows"),
+        ("[checkpoint]\ncheckpoint_row_encoding = 'int8'\n", "checkpoint.checkpoint_row_encoding"),
         ("[training]\nepochs = 2\n", "training"),
         ("cluster = 2\n", "cluster"),
     ],
@@ -209,8 +209,8 @@ def test_file_must_be_readable(tmp_path):
         ("metric", ""),
         ("reduce_factor", 1.0),
         ("min_delta", -0.1),
-        ("checkpoint_rows", "int2"),
-        ("checkpoint_slots", "float16"),
+        ("checkpoint_row_encoding", "int2"),
+        ("checkpoint_slot_encoding", "float16"),
     ],
 )
 def test_config_refuses_a_value_out_of_range(field, value):

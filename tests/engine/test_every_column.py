@@ -388,7 +388,7 @@ def test_a_label_outside_its_task_is_one_line(
 
 
 def test_read_gives_several_targets_and_the_weights(dataset: Dataset) -> None:
-    (found, targets, weights), *_ = embedps.read(dataset, "eval", batch_rows=50)
+    (found, targets, weights), *_ = embedps.read(dataset, "eval", batch_size=50)
     table = table_of(dataset).slice(0, 50)
     assert {*targets} == {"stars", "seconds", "bought"}
     assert {*found} == {NUMERICS, "I1", "user", "request", "time", "item", "tags", "vector"}

@@ -109,7 +109,7 @@ def test_new_ids_get_no_rows_as_in_keras_mode(
         assert result.summary["tables"] == {"C1": 0, "C2": 0}, name
     keras = Frozen(trainable=False)
     keras.compile("sgd")
-    keras.fit(embedps.read(trained[0].directory, "train", batch_rows=64, targets=False), verbose=0)
+    keras.fit(embedps.read(trained[0].directory, "train", batch_size=64, targets=False), verbose=0)
     assert keras.embeddings.own.collection.stats().rows == {"C1": 0, "C2": 0}
 
 
@@ -146,7 +146,7 @@ MOVING = [optimizers.LazyAdam(weight_decay=0.1), optimizers.Ftrl(l1_regularizati
 
 def fit(model: Stopped, dataset: Dataset) -> None:
     model.compile("sgd")
-    model.fit(embedps.read(dataset.directory, "train", batch_rows=64, targets=False), verbose=0)
+    model.fit(embedps.read(dataset.directory, "train", batch_size=64, targets=False), verbose=0)
 
 
 def test_rows_that_learned_stay_where_the_gradient_stops(

@@ -103,7 +103,7 @@ def test_fit_trains_a_tutorial(data: Path, name: str) -> None:
     rows = 16 if name == "sasrec" else 512  # users are fewer than ratings
 
     def read(split: str) -> tf.data.Dataset:
-        return embedps.read(dataset, split, batch_rows=rows, targets=False).take(20)
+        return embedps.read(dataset, split, batch_size=rows, targets=False).take(20)
 
     history = model.fit(
         read("train"), epochs=10 if name == "sasrec" else 3, validation_data=read("eval"), verbose=0

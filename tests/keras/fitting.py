@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 BATCH_ROWS, RATE = 64, 0.05
-READ: dict[str, Any] = {"batch_rows": BATCH_ROWS, "unit_rows": BATCH_ROWS, "targets": False}
+READ: dict[str, Any] = {"batch_size": BATCH_ROWS, "unit_rows": BATCH_ROWS, "targets": False}
 
 
 class Losses(tf.keras.callbacks.Callback):

@@ -18,7 +18,7 @@ from embedps.errors import DimMismatchError, DirectoryInUseError, UsageError
 from tests.builders import latest, make_trainer, write_dataset
 from tests.keras.models import MODELS, features
 
-READ: dict[str, Any] = {"batch_rows": 64, "unit_rows": 256, "targets": False}
+READ: dict[str, Any] = {"batch_size": 64, "unit_rows": 256, "targets": False}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_what_fit_saves_is_loaded_and_continued(
     assert latest(tmp_path).step == steps == 48
     recommender = embedps.Recommender(build=lambda: build(name))
     loaded = embedps.load(tmp_path, recommender=recommender, data=dataset.directory)
-    data = embedps.read(dataset, "eval", batch_rows=4096, targets=False)
+    data = embedps.read(dataset, "eval", batch_size=4096, targets=False)
     if name == "dlrm":
         scores = loaded.predict(eval_table(dataset))["score"]
         np.testing.assert_allclose(model.predict(data, verbose=0)["score"], scores, rtol=1e-6)

@@ -34,7 +34,7 @@ def rows(batches: Any, name: str) -> np.ndarray:
 
 def test_batches_have_every_column_in_the_files_order(dataset: Dataset) -> None:
     table = table_of(dataset, "eval")
-    data = embedps.read(str(dataset.directory), "eval", batch_rows=64, targets=False)
+    data = embedps.read(str(dataset.directory), "eval", batch_size=64, targets=False)
     batches = list(data)
     assert len(batches) == data.cardinality().numpy()
     for name in ("label", "I1", "C1", "C3"):
@@ -51,13 +51,13 @@ def test_lists_are_ragged(tmp_path: Path) -> None:
         categorical=(*plain.categorical, tags),
         schema={**plain.schema, "tags": RAGGED_TYPE},
     )
-    data = embedps.read(dataset, "eval", batch_rows=64, targets=False)
+    data = embedps.read(dataset, "eval", batch_size=64, targets=False)
     found = [each for batch in data for each in batch["tags"].to_list()]
     assert found == table_of(dataset, "eval")["tags"].to_pylist()
 
 
 def test_targets_are_apart_and_columns_can_be_chosen(dataset: Dataset) -> None:
-    data = embedps.read(dataset, "eval", batch_rows=100, columns=["label", "C2"])
+    data = embedps.read(dataset, "eval", batch_size=100, columns=["label", "C2"])
     features, labels = next(iter(data))
     assert set(features) == {"C2", "numerics"}
     assert labels.shape == (100,)
@@ -66,15 +66,15 @@ def test_targets_are_apart_and_columns_can_be_chosen(dataset: Dataset) -> None:
 
 
 def test_each_epoch_has_each_row_once_in_an_order_of_its_own(dataset: Dataset) -> None:
-    data = embedps.read(dataset, batch_rows=32, unit_rows=128, targets=False, seed=5)
+    data = embedps.read(dataset, batch_size=32, unit_rows=128, targets=False, seed=5)
     epochs = [rows(list(data), "C1") for _ in range(2)]
-    again = embedps.read(dataset, batch_rows=32, unit_rows=128, targets=False, seed=5)
+    again = embedps.read(dataset, batch_size=32, unit_rows=128, targets=False, seed=5)
     np.testing.assert_array_equal(rows(list(again), "C1"), epochs[0])
     assert not np.array_equal(epochs[0], epochs[1])
     wanted = np.sort(table_of(dataset, "train")["C1"].to_numpy())
     for epoch in epochs:
         np.testing.assert_array_equal(np.sort(epoch), wanted)
-    plain = embedps.read(dataset, batch_rows=32, shuffle=False, targets=False)
+    plain = embedps.read(dataset, batch_size=32, shuffle=False, targets=False)
     for _ in range(2):
         np.testing.assert_array_equal(
             rows(list(plain), "C1"), table_of(dataset, "train")["C1"].to_numpy()
@@ -84,11 +84,11 @@ def test_each_epoch_has_each_row_once_in_an_order_of_its_own(dataset: Dataset) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_rows": 0}, "batch_rows must be an integer from 1 on but got 0"),
-        ({"batch_rows": 2.5}, "batch_rows must be an integer"),
+        ({"batch_size": 0}, "batch_size must be an integer from 1 on but got 0"),
+        ({"batch_size": 2.5}, "batch_size must be an integer"),
         ({"columns": ["C9"]}, "has no column 'C9'"),
         ({"columns": ["C1"]}, "must have a label among the columns"),
-        ({"batch_rows": 64, "unit_rows": 32}, "at least one batch"),
+        ({"batch_size": 64, "unit_rows": 32}, "at least one batch"),
     ],
 )
 def test_mistakes_are_named(dataset: Dataset, options: Any, message: str) -> None:
@@ -105,7 +105,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, dataset: Dataset) -> None:
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "set")
-    data = embedps.read(dataset, batch_rows=64)
+    data = embedps.read(dataset, batch_size=64)
     dataset.paths("train")[0].unlink()
     with pytest.raises(tf.errors.NotFoundError, match=r"shard-.*\.parquet"):
         list(data)

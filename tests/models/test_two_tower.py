@@ -142,7 +142,7 @@ def test_keras_mode_draws_and_corrects_too(dataset: Dataset) -> None:
     recommender = two_tower.make(config(num_negatives=30), dataset)
     model = recommender.build()
     model.compile(optimizer=tf.keras.optimizers.Adam(0.01))
-    batches = embedps.read(dataset, batch_rows=128, targets=False)
+    batches = embedps.read(dataset, batch_size=128, targets=False)
     history = model.fit(batches, epochs=4, verbose=0)
     assert history.history["loss"][-1] < history.history["loss"][0]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from embedps.run.run_config import EARLIER_NAMES
 from embedps.run.summary import read_evaluations
 from tests.builders import write_dataset
 
@@ -58,4 +59,4 @@ def test_it_resumes_by_the_command_of_before(folder: Path):
     after = json.loads((folder / "before" / "config.json").read_text())
     config["train"]["epochs"] = 3
     for part, values in config.items():  # options that came since have their defaults
-        assert {name: after[part][name] for name in values} == values
+        assert {name: after[part][EARLIER_NAMES.get(name, name)] for name in values} == values

@@ -16,7 +16,7 @@ from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
 from embedps.run.evaluation_config import EvaluationConfig
 from embedps.run.optimizer_config import DenseOptimizer, OptimizerConfig
-from embedps.run.run_config import FILE_NAME, RunConfig, read_run
+from embedps.run.run_config import EARLIER_NAMES, FILE_NAME, RunConfig, read_run
 from tests.builders import TINY_DLRM
 
 STORED = Path(__file__).parent / "stored" / FILE_NAME  # by the commit before the groups
@@ -36,8 +36,8 @@ def test_stored_config_of_before_the_groups_is_read(tmp_path):
         checkpoint=CheckpointConfig(
             delta_steps=7,
             rebase="intermittent",
-            rows="int8",
-            optimizer_slots="bfloat16",
+            row_encoding="int8",
+            slot_encoding="bfloat16",
             keep_best=2,
         ),
         evaluation=EvaluationConfig(
@@ -52,7 +52,7 @@ def test_config_that_is_written_now_is_the_stored_one(tmp_path):
     stored = json.loads(STORED.read_text())
     assert written.keys() == stored.keys()
     for part, values in stored.items():  # options that came since have their defaults
-        assert {name: written[part][name] for name in values} == values
+        assert {name: written[part][EARLIER_NAMES.get(name, name)] for name in values} == values
 
 
 def test_config_that_is_written_is_read_again(tmp_path):
@@ -61,7 +61,7 @@ def test_config_that_is_written_is_read_again(tmp_path):
         data="d",
         model_dir=str(tmp_path),
         cluster=ClusterConfig(num_ps=2),
-        checkpoint=CheckpointConfig(rows="int4"),
+        checkpoint=CheckpointConfig(row_encoding="int4"),
     )
     run = RunConfig(config=config, model_config=TINY_DLRM)
     run.save()

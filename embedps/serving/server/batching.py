@@ -13,7 +13,7 @@ _MAX_WAITING = 1024
 class Batching:
     """How requests share batches."""
 
-    batch_rows: int = option(
+    batch_size: int = option(
         1024,
         "requests share a batch up to so many records",
         least=1,

@@ -117,7 +117,7 @@ class ServedModel:
         def batcher(answer: Callable[[Request], Answer]) -> Batcher:
             return Batcher(
                 answer,
-                max_batch_rows=batching.batch_rows,
+                max_batch_rows=batching.batch_size,
                 max_part_rows=batching.part_rows,
                 max_waiting=batching.max_waiting,
                 wait_secs=batching.batch_wait_ms / 1000,

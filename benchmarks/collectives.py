@@ -83,7 +83,7 @@ def serve(folder: str) -> None:
     from embedps import kernels
     from embedps.engine.dense_optimizer import make_dense_optimizer
     from embedps.engine.step_model import StepModel
-    from embedps.engine.steps.worker_group import WorkerGroup
+    from embedps.engine.steps.step_workers import StepWorkers
     from embedps.engine.unit_functions import make_train_unit
     from embedps.models import dlrm
     from embedps.tables.collection import EmbeddingCollection
@@ -91,7 +91,7 @@ def serve(folder: str) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     kernels.load()
     task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    group = WorkerGroup(task, _WORKERS)
+    group = StepWorkers(task, _WORKERS)
     work = protocol.read_work(Path(folder), {})
     tf.keras.utils.set_random_seed(1)
     config = dlrm.Config(

@@ -15,7 +15,7 @@ from embedps.cluster.embedded import EmbeddedCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_eval_unit, make_train_unit
-from embedps.metrics import Metrics
+from embedps.metrics import ClickScores
 from embedps.models import dlrm
 from embedps.tables.collection import EmbeddingCollection
 
@@ -34,7 +34,7 @@ class EmbeddedDLRM:
     collection: EmbeddingCollection
     variables: list[tf.Variable]
     train: Callable[[Path, int, int, int], int]
-    score: Callable[[Path, int], Metrics]
+    score: Callable[[Path, int], ClickScores]
 
 
 def make(
@@ -72,7 +72,7 @@ def make(
         )
         return rows
 
-    def score(path: Path, rows: int) -> Metrics:
+    def score(path: Path, rows: int) -> ClickScores:
         counts: Any = eval_unit(
             tf.constant(str(path)), tf.constant(0, tf.int64), tf.constant(rows, tf.int64)
         )

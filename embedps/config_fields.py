@@ -1,4 +1,4 @@
-"""Options of configs: what a field may hold, checks of it, and groups of fields by flat names."""
+"""Options of configs: what a field may hold, checks of it, and sections of fields by flat names."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def python_only(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"python_only": True})
 
 
-def group(config: type) -> Any:
-    """Declares a field that holds a group of options, a config of its own."""
+def section(config: type) -> Any:
+    """Declares a field that holds a section of options, a config of its own."""
     return dataclasses.field(default_factory=config)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of a config: a field of it, or of one of its groups.
+    """An option of a config: a field of it, or of one of its sections.
 
     Attributes:
       name: of the flag, with underscores; unique in the config.
-      group: the config's field that holds the option's group; None if there is no group.
+      section: the config's field that holds the option's section; None if there is no section.
       field: the dataclass's.
       hint: the field's type.
     """
 
     name: str
-    group: str | None
+    section: str | None
     field: dataclasses.Field[Any]
     hint: Any
 
@@ -77,18 +77,18 @@ class Option:
 
 
 def options_of(config: type) -> list[Option]:
-    """Lists the options of a config and of its groups, in their order."""
+    """Lists the options of a config and of its sections, in their order."""
     return list(_options(config, None))
 
 
-def groups_of(config: type) -> dict[str, type]:
-    """Gives the groups of a config by their fields' names."""
+def sections_of(config: type) -> dict[str, type]:
+    """Gives the sections of a config by their fields' names."""
     hints = typing.get_type_hints(config)
     return {n: hint for n, hint in hints.items() if dataclasses.is_dataclass(hint)}  # type: ignore[misc]
 
 
 def make(config: type[C], values: Mapping[str, Any]) -> C:
-    """Makes a config and its groups from the values of options by name.
+    """Makes a config and its sections from the values of options by name.
 
     Raises:
       UsageError: a value is of the wrong type or out of range.
@@ -98,19 +98,19 @@ def make(config: type[C], values: Mapping[str, Any]) -> C:
     left = dict(values)
     for each in options_of(config):
         if each.name in left:
-            found.setdefault(each.group, {})[each.field.name] = left.pop(each.name)
+            found.setdefault(each.section, {})[each.field.name] = left.pop(each.name)
     if left:
         names = ", ".join(map(repr, sorted(left)))
         raise TypeError(f"{config.__name__} has no option {names}")
-    groups = {n: kind(**found[n]) for n, kind in groups_of(config).items() if n in found}
-    return config(**found.get(None, {}), **groups)
+    sections = {n: kind(**found[n]) for n, kind in sections_of(config).items() if n in found}
+    return config(**found.get(None, {}), **sections)
 
 
 def values_of(config: Any) -> dict[str, Any]:
     """Gives the values of a config's options by name."""
     found = {}
     for each in options_of(type(config)):
-        holder = config if each.group is None else getattr(config, each.group)
+        holder = config if each.section is None else getattr(config, each.section)
         found[each.name] = getattr(holder, each.field.name)
     return found
 
@@ -169,7 +169,7 @@ def check_value(name: str, hint: Any, value: Any, metadata: Mapping[str, Any]) -
     Args:
       name: of the option, for the message.
       hint: int, float, bool, str, Path, a Literal of texts, a tuple of one of these, one of these
-        or None, or the dataclass of a group.
+        or None, or the dataclass of a section.
       value: the value that was given.
       metadata: `least`, `above`, `most` and `below` bound a number, `choices` are all there is. A
         number must be finite unless `most` is infinite; a text must not be blank.
@@ -225,7 +225,7 @@ def check_text(name: str, value: Any) -> str:
     return text
 
 
-def _options(config: type, group: str | None) -> Iterator[Option]:
+def _options(config: type, section: str | None) -> Iterator[Option]:
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         hint = hints[field.name]
@@ -235,7 +235,7 @@ def _options(config: type, group: str | None) -> Iterator[Option]:
             yield from _options(hint, field.name)  # type: ignore[arg-type]
         else:
             name = field.metadata.get("flag", field.name)
-            yield Option(name=name, group=group, field=field, hint=hint)
+            yield Option(name=name, section=section, field=field, hint=hint)
 
 
 def without_none(hint: Any) -> Any:

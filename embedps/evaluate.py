@@ -36,7 +36,7 @@ from embedps.run.summary import (
 
 if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
     from embedps.evaluation.evaluator import Evaluation, Evaluator
-    from embedps.metrics import Metrics
+    from embedps.metrics import ClickScores
 
 _LOG_SECS = 5.0
 
@@ -187,7 +187,7 @@ class _ScoreDisplay:
         self._line: ProgressLine | None = None
 
     def show(
-        self, evaluator: Evaluator, manifest: Manifest, done: int, total: int, metrics: Metrics
+        self, evaluator: Evaluator, manifest: Manifest, done: int, total: int, metrics: ClickScores
     ) -> None:
         """Shows the progress; each manifest has a progress line of its own."""
         if self._line is None:

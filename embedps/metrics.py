@@ -153,7 +153,7 @@ _SHOWN = 2  # of a model's own metrics, in a line of progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Metrics:
+class ClickScores:
     """Scores of a set of examples.
 
     Attributes:
@@ -239,10 +239,10 @@ class Accumulator:
             more = np.asarray(value)
             self._totals[name] = self._totals[name] + more if name in self._totals else more
 
-    def result(self) -> Metrics:
+    def result(self) -> ClickScores:
         """Computes the scores so far; a score that is not defined is NaN."""
         examples = float(self._totals.get("examples", 0.0))
         scores = self._scores(self._totals) if examples else {}
         if "logloss" not in scores and examples:
             scores = {"loss": float(self._totals["loss"]) / examples} | scores
-        return Metrics(values=scores, examples=int(examples))
+        return ClickScores(values=scores, examples=int(examples))

@@ -92,7 +92,7 @@ def predict(config: PredictConfig) -> None:
     run = config.open()
     make_raw = _raw_reader(run.dataset) if config.raw else None
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
-    from embedps.evaluation.file_scoring import FileScorer, Plan, check_files, read_plan
+    from embedps.evaluation.file_scoring import FileScorer, ScoringPlan, check_files, read_plan
     from embedps.evaluation.loaded_model import load_from
 
     stored = read_plan(output)
@@ -104,7 +104,7 @@ def predict(config: PredictConfig) -> None:
         if newest is None:
             raise run.has_none()
         chosen = newest.number
-    plan = Plan(
+    plan = ScoringPlan(
         model_dir=str(Path(config.model_dir).absolute()),
         checkpoint=chosen,
         raw=config.raw,
@@ -181,7 +181,7 @@ def _find(patterns: Sequence[str]) -> list[Path]:
 
 def _input_files(paths: Sequence[Path]) -> tuple[Any, ...]:
     """Names each file's output by its path below the folder that all have in common."""
-    from embedps.evaluation.file_scoring import InputFile
+    from embedps.evaluation.file_scoring import ScoredFile
 
     folder = os.path.commonpath([path.parent.absolute() for path in paths])
     files, outputs = [], set()
@@ -192,7 +192,7 @@ def _input_files(paths: Sequence[Path]) -> tuple[Any, ...]:
         outputs.add(output)
         stat = path.stat()
         files.append(
-            InputFile(
+            ScoredFile(
                 path=path.absolute(), output=output, bytes=stat.st_size, modified=stat.st_mtime_ns
             )
         )

@@ -74,14 +74,14 @@ def train_in_step(task: dict[str, Any], run: RunConfig, dataset: Dataset) -> NoR
     """Trains as a worker of a TF_CONFIG that has workers only; ends the process."""
     # Imported late, as in `_train`; and called before the model's module can start TensorFlow.
     from embedps.cluster.worker_cluster import WorkerCluster
-    from embedps.training.worker_follower import follow
+    from embedps.training.other_worker import join
 
     with sigterm_exits(run.config.grace_secs / 2):
         cluster = WorkerCluster(task, wait_secs=run.config.cluster.wait_secs)
     recommender = run.recommender(dataset)
     prepare_directory(run.config)
-    if cluster.follower is not None:
-        follow(recommender, dataset, run.config, cluster)
+    if cluster.other_worker is not None:
+        join(recommender, dataset, run.config, cluster)
     scored = _train(recommender, dataset, run.config, cluster)
     cluster.close()
     sys.stdout.flush()

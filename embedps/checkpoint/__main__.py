@@ -32,7 +32,7 @@ from embedps.checkpoint.tools.run_statistics import print_run_statistics, read_r
 from embedps.checkpoint.tools.stats import print_statistics, read_statistics
 from embedps.checkpoint.tools.stats_page import make_page
 from embedps.checkpoint.tools.verify import verify
-from embedps.config_fields import MAX_COUNT, group, option
+from embedps.config_fields import MAX_COUNT, option, section
 from embedps.console import command_line, flags
 from embedps.console.lines import say
 from embedps.console.tables import make_console
@@ -99,7 +99,7 @@ class VerifyConfig(InspectConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportConfig(InspectConfig):
+class TableExportConfig(InspectConfig):
     """Replays base and deltas, and writes one table as a Parquet file."""
 
     table: str = option(dataclasses.MISSING, "the table", metavar="NAME")
@@ -130,7 +130,7 @@ class EvictConfig(CompactConfig):
     """Removes rows of a table for which all that is given holds, while no run trains."""
 
     table: str = option(dataclasses.MISSING, "the table", metavar="NAME")
-    selection: Selection = group(Selection)
+    selection: Selection = section(Selection)
     evicted_rows: str | None = option(
         None, "a directory that gets the rows, as that of a run", metavar="EVICTED"
     )
@@ -209,7 +209,7 @@ def _verify(directory: CheckpointDirectory, config: VerifyConfig) -> int:
     return 1 if found.problems else 0
 
 
-def _export(directory: CheckpointDirectory, config: ExportConfig) -> int:
+def _export(directory: CheckpointDirectory, config: TableExportConfig) -> int:
     with _leased(directory, config.number, "export") as manifest:
         groups = {table["name"]: table["group"] for table in manifest.tables}
         if config.table not in groups:
@@ -314,7 +314,7 @@ _COMMANDS: dict[str, tuple[type[Any], Callable[[CheckpointDirectory, Any], int]]
     "inspect": (InspectConfig, _inspect),
     "stats": (StatsConfig, _stats),
     "verify": (VerifyConfig, _verify),
-    "export": (ExportConfig, _export),
+    "export": (TableExportConfig, _export),
     "compact": (CompactConfig, _compact),
     "diff": (DiffConfig, _diff),
     "evict": (EvictConfig, _evict),

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from embedps.cluster.health import TaskId
 from embedps.engine.steps.interface import UnitFunction
+from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.ways import Place
-from embedps.engine.steps.worker_group import WorkerGroup
 from embedps.errors import ClusterError
 from embedps.tables.collection import EmbeddingCollection
 
@@ -76,7 +76,7 @@ class Cluster(abc.ABC):
     Attributes:
       place: where tables and variables are.
       leads: whether this process has the ledger; others do their part of what it tells them.
-      group: the workers, if they exchange by collectives.
+      step_workers: the workers, if they exchange by collectives.
       shares_machine: whether all tables are on this machine.
       strategy: its `run` calls a step.
       shard_devices: a device per shard of the tables.
@@ -89,7 +89,7 @@ class Cluster(abc.ABC):
 
     place: Place
     leads: bool = True
-    group: WorkerGroup | None = None
+    step_workers: StepWorkers | None = None
     shares_machine: bool = True
     strategy: tf.distribute.Strategy
     shard_devices: Sequence[str]

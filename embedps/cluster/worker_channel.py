@@ -129,7 +129,7 @@ class Leader:
                 self._on_lost(_lost(rank))
 
 
-class Follower:
+class OtherWorker:
     """Another worker's end."""
 
     def __init__(self, rank: int, *, wait_secs: float) -> None:

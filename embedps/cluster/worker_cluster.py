@@ -18,16 +18,16 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.cluster.embedded import EmbeddedCluster
-from embedps.cluster.worker_channel import Follower, Leader
+from embedps.cluster.worker_channel import Leader, OtherWorker
 from embedps.console.shutdown import deadline
 from embedps.engine.steps.interface import UnitFunction
+from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.ways import Place
-from embedps.engine.steps.worker_group import WorkerGroup
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.metrics import Counts
 from embedps.tables.worker_tables import WorkerTables
 
-_NUMBERS, _SHOWN = 7, 9  # the places of a program that exchange, see WorkerGroup
+_NUMBERS, _SHOWN = 7, 9  # the places of a program that exchange, see StepWorkers
 
 
 class WorkerCluster(EmbeddedCluster):
@@ -35,11 +35,11 @@ class WorkerCluster(EmbeddedCluster):
 
     Attributes:
       leader: tells the others what to do; None if this worker is not the first.
-      follower: does what it is told; None if this worker is the first.
+      other_worker: does what it is told; None if this worker is the first.
     """
 
     place: Place = "workers"
-    group: WorkerGroup
+    step_workers: StepWorkers
 
     def __init__(
         self,
@@ -71,15 +71,15 @@ class WorkerCluster(EmbeddedCluster):
         super().__init__(num_shards=len(addresses))
         # It formed the cluster. Variables are plain: each worker updates its copy by the same sums.
         self.multi_worker = strategy
-        self.group = WorkerGroup(rank, len(addresses))
+        self.step_workers = StepWorkers(rank, len(addresses))
         self.leads = rank == 0
         self._on_lost = on_lost
         self._rate = 1.0
         self._functions: dict[str, UnitFunction] = {}
         self.leader: Leader | None = None
-        self.follower: Follower | None = None
+        self.other_worker: OtherWorker | None = None
         if rank:
-            self.follower = Follower(rank, wait_secs=wait_secs)
+            self.other_worker = OtherWorker(rank, wait_secs=wait_secs)
             return
         host = addresses[0].rsplit(":", 1)[0].strip("[]")
         self.leader = Leader(
@@ -97,18 +97,18 @@ class WorkerCluster(EmbeddedCluster):
 
     def seed_steps(self, seed: int) -> None:
         """Makes each worker draw other numbers, of dropout."""
-        tf.random.set_seed(seed + self.group.rank)
+        tf.random.set_seed(seed + self.step_workers.rank)
 
     def make_tables(self, *args: Any, **options: Any) -> WorkerTables:
         """Makes the tables of which this worker fills the shard of its rank."""
         return WorkerTables(
-            *args, devices=self.shard_devices, rank=self.group.rank, workers=self, **options
+            *args, devices=self.shard_devices, rank=self.step_workers.rank, workers=self, **options
         )
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gives all workers' numbers, by rank; all must call it, with as many."""
-        found = self.group.all_gather(tf.constant(np.array(numbers, np.int64)), key=_NUMBERS)
-        return tf.reshape(found, [self.group.size, -1]).numpy().tolist()  # type: ignore[no-any-return]
+        found = self.step_workers.all_gather(tf.constant(np.array(numbers, np.int64)), key=_NUMBERS)
+        return tf.reshape(found, [self.step_workers.size, -1]).numpy().tolist()  # type: ignore[no-any-return]
 
     def show(self, values: tf.Tensor) -> tf.Tensor:
         """Gives all workers' values, by rank, in a function of `led`.
@@ -116,7 +116,9 @@ class WorkerCluster(EmbeddedCluster):
         Args:
           values: float32 [n], n the same on all workers.
         """
-        return self.group.all_to_all(tf.tile(values[None], [self.group.size, 1]), key=_SHOWN)
+        return self.step_workers.all_to_all(
+            tf.tile(values[None], [self.step_workers.size, 1]), key=_SHOWN
+        )
 
     def check_same(self, number: int) -> None:
         """Checks that all workers see the same last checkpoint; all must call it.
@@ -132,7 +134,7 @@ class WorkerCluster(EmbeddedCluster):
             )
 
     def ask(self, stream: str, what: str, *args: Any, own: Callable[[], Any]) -> list[Any]:
-        """Makes all workers do something; see `Leader.ask`. A follower does its part alone."""
+        """Makes all workers do something; see `Leader.ask`. Another worker does its part alone."""
         if self.leader is None:
             return [own()]
         return self.leader.ask(stream, what, *args, own=own)

@@ -16,8 +16,8 @@ from embedps.config_fields import (
     Option,
     check_text,
     choices_of,
-    groups_of,
     options_of,
+    sections_of,
     shown,
     without_none,
 )
@@ -103,17 +103,17 @@ def add_flags(
     *,
     without: Container[str] = (),
 ) -> None:
-    """Adds a flag for each option of a config dataclass, and a section of --help per group.
+    """Adds a flag for each option of a config dataclass, in its sections.
 
     Args:
       parser: gets the flags.
       config: a field's metadata has the flag's `help`, and its `choices` and `metavar` if it has
         any: see `config_fields.option`.
-      title: of the options that are in no group.
+      title: of the options that are in no section.
       without: names of options that get no flag.
     """
     sections: dict[str | None, Any] = {None: parser.add_argument_group(title) if title else parser}
-    for name, kind in groups_of(config).items():
+    for name, kind in sections_of(config).items():
         summary = (kind.__doc__ or "").partition("\n")[0]
         sections[name] = parser.add_argument_group(name, summary)
     # --help begins with what must be given.
@@ -134,9 +134,9 @@ def add_flags(
         if metadata.get("several"):
             kwargs |= {"action": "extend", "nargs": "+"}
         if metadata.get("positional"):
-            sections[option.group].add_argument(option.name, nargs="?", **kwargs)
+            sections[option.section].add_argument(option.name, nargs="?", **kwargs)
         else:
-            sections[option.group].add_argument(flag_name(option.name), **kwargs)
+            sections[option.section].add_argument(flag_name(option.name), **kwargs)
 
 
 def flag_name(field: str) -> str:
@@ -176,7 +176,7 @@ def _absent(config: type, flags: argparse.Namespace, file: Mapping[str, Any]) ->
 def read_file(path: str | None, *configs: type) -> dict[str, Any]:
     """Reads the values of a TOML file.
 
-    An option is a key of the file, or a key of the table that has its group's name: `num_ps = 2`,
+    An option is a key of the file, or a key of the table that has its section's name: `num_ps = 2`,
     or `[cluster]` with `num_ps = 2`.
 
     Args:
@@ -196,18 +196,18 @@ def read_file(path: str | None, *configs: type) -> dict[str, Any]:
         values = tomllib.loads(Path(check_text("--config", path)).read_text())
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not TOML, or not UTF-8
         raise UsageError(f"--config {path} must be a readable TOML file: {error}") from error
-    return _ungroup(path, values, configs) if configs else values
+    return _flatten(path, values, configs) if configs else values
 
 
-def _ungroup(path: str, values: dict[str, Any], configs: Sequence[type]) -> dict[str, Any]:
+def _flatten(path: str, values: dict[str, Any], configs: Sequence[type]) -> dict[str, Any]:
     """Gives the values of a file, and of its tables, by the names of the options."""
     options = [option for config in configs for option in options_of(config)]
     names = {option.name: option.name for option in options}
-    names |= {f"{o.group}.{o.field.name}": o.name for o in options if o.group is not None}
-    groups = {option.group for option in options}
+    names |= {f"{o.section}.{o.field.name}": o.name for o in options if o.section is not None}
+    sections = {option.section for option in options}
     given: dict[str, Any] = {}
     for key, value in values.items():
-        if key in groups and isinstance(value, dict):
+        if key in sections and isinstance(value, dict):
             given |= {f"{key}.{inner}": each for inner, each in value.items()}
         else:
             given[key] = value

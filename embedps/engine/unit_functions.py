@@ -31,10 +31,10 @@ from embedps.engine.steps.interface import (
 from embedps.engine.steps.replicas import ReplicaExchange, make_replica_unit
 from embedps.engine.steps.servers import RemoteExchange
 from embedps.engine.steps.step_logs import StepLogs
+from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.summed import DenseExchange, FullExchange
 from embedps.engine.steps.unit_parts import StepPart, open_rank
 from embedps.engine.steps.ways import Place, SyncMode, Way
-from embedps.engine.steps.worker_group import WorkerGroup
 from embedps.errors import DatasetError, ServerLostError
 from embedps.metrics import Counts
 from embedps.tables.collection import EmbeddingCollection
@@ -70,7 +70,7 @@ def make_train_unit(
     backup_workers: int | None = None,
     replicas: int = 1,
     mirrored: tf.distribute.MirroredStrategy | None = None,
-    workers: WorkerGroup | None = None,
+    workers: StepWorkers | None = None,
 ) -> UnitFunction:
     """Makes the function that trains on a unit.
 

@@ -21,7 +21,7 @@ from embedps.engine.unit_functions import explain, make_eval_unit
 from embedps.errors import UsageError
 from embedps.evaluation.example_scores import ExampleScorer, write_scores
 from embedps.evaluation.restored_model import RestoredModel
-from embedps.metrics import Metrics
+from embedps.metrics import ClickScores
 from embedps.run.summary import append_evaluation
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.storage.object_store import local_dir
@@ -30,7 +30,7 @@ EVAL_BATCH_ROWS = 4096
 _POLL_SECS = 0.5
 
 
-OnProgress = Callable[[Manifest, int, int, Metrics], None]
+OnProgress = Callable[[Manifest, int, int, ClickScores], None]
 """Takes the manifest being scored, the units scored, their total, and the scores so far."""
 
 
@@ -48,7 +48,7 @@ class Evaluation:
 
     number: int
     step: int
-    metrics: Metrics
+    metrics: ClickScores
     secs: float
     lag_secs: float
 
@@ -153,7 +153,7 @@ class Evaluator(RestoredModel):
         )
         self._on_progress = on_progress
 
-    def score(self) -> Metrics:
+    def score(self) -> ClickScores:
         """Scores the split with the current tables and network.
 
         Raises:

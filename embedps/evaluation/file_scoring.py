@@ -30,7 +30,7 @@ _FORMAT = "embedps.predict"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InputFile:
+class ScoredFile:
     """A file to score.
 
     Attributes:
@@ -47,7 +47,7 @@ class InputFile:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class ScoringPlan:
     """What an output directory is of; the directory keeps it, so that a rerun can go on.
 
     Attributes:
@@ -62,7 +62,7 @@ class Plan:
     checkpoint: int
     raw: bool
     keep: tuple[str, ...]
-    files: tuple[InputFile, ...]
+    files: tuple[ScoredFile, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Gives the plan as `_predict.json` has it."""
@@ -94,7 +94,7 @@ class Plan:
                     "this one"
                 )
 
-    def unfinished(self, output: Path) -> list[InputFile]:
+    def unfinished(self, output: Path) -> list[ScoredFile]:
         """Lists the files that have no scores yet."""
         return [file for file in self.files if not (output / file.output).exists()]
 
@@ -188,7 +188,7 @@ class FileScorer:
     workers: int
     on_progress: Callable[[int], None]
 
-    def run(self, files: Sequence[InputFile], output: Path) -> None:
+    def run(self, files: Sequence[ScoredFile], output: Path) -> None:
         """Scores files; each file of scores is there once it is complete.
 
         A raw record that cannot be read has null scores, and a line tells of the first of a file.
@@ -197,7 +197,7 @@ class FileScorer:
           UsageError: a file lacks a column, or a column has another type.
           DatasetError: a file cannot be read.
         """
-        pending: collections.deque[tuple[InputFile, Any]] = collections.deque()
+        pending: collections.deque[tuple[ScoredFile, Any]] = collections.deque()
         with (
             contextlib.ExitStack() as open_file,
             concurrent.futures.ThreadPoolExecutor(self.workers) as pool,

@@ -156,7 +156,7 @@ class Hash(TransformStep):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MinCount(TransformStep):
+class RareIds(TransformStep):
     """Replaces ids seen fewer than `count` times in the rows to train on by RARE_ID."""
 
     op: ClassVar[str] = "min_count"
@@ -258,7 +258,7 @@ def parse_step(node: Any) -> TransformStep:
     if op == "hash" and _is_int(value):
         return Hash(buckets=value)
     if op == "min_count" and _is_int(value):
-        return MinCount(count=value)
+        return RareIds(count=value)
     if op == "min_count" and isinstance(value, Mapping) and set(value) == {"count", "file"}:
         return _loaded(value["count"], value["file"])
     if op == "hour" and value is True:
@@ -274,12 +274,12 @@ def parse_step(node: Any) -> TransformStep:
     )
 
 
-def _loaded(count: Any, file: Any) -> MinCount:
+def _loaded(count: Any, file: Any) -> RareIds:
     if not _is_int(count) or not isinstance(file, str):
         raise UsageError(
             f"min_count must have a number and a file's name, got {shown(count)} and {shown(file)}"
         )
-    return MinCount(count=count, file=file)
+    return RareIds(count=count, file=file)
 
 
 def _instant(value: Any) -> datetime:

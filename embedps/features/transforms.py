@@ -30,7 +30,7 @@ from embedps.data.transforms_digest import KEY, declared, digest_of, read_ids
 from embedps.errors import DatasetError, UsageError
 from embedps.features.decode import decode_batch, decode_column, first_bad_row
 from embedps.features.table_schema import LIST_TYPE, Feature, Table
-from embedps.features.transform_steps import MinCount, TransformStep
+from embedps.features.transform_steps import RareIds, TransformStep
 from embedps.splitmix import GOLDEN, mix
 from embedps.storage.file_io import replacing
 
@@ -89,7 +89,7 @@ class Transforms:
     def digest(self) -> str:
         """Tells these transforms from others; see embedps/data/transforms_digest.py."""
         steps = [step for feature in self.table.features for step in feature.steps]
-        kept = {step.file: step.kept for step in steps if isinstance(step, MinCount)}
+        kept = {step.file: step.kept for step in steps if isinstance(step, RareIds)}
         return digest_of(self.table.to_json(), lambda file: np.asarray(kept[file]))
 
     def with_table(self, table: Table, where: str) -> Transforms:
@@ -143,7 +143,7 @@ class Transforms:
         """Writes `_transforms.json` and the ids that min_count keeps."""
         for feature in self.table.features:
             for step in feature.steps:
-                if isinstance(step, MinCount):
+                if isinstance(step, RareIds):
                     _save_ids(directory / step.file, step.kept)
         document = {"format": _FORMAT, "version": _VERSION, "table": self.table.to_json()}
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
@@ -256,7 +256,7 @@ def _load_ids(feature: Feature, directory: Path) -> Feature:
     """Returns the feature with the ids that its min_count steps keep."""
     steps: list[TransformStep] = []
     for step in feature.steps:
-        if isinstance(step, MinCount):
+        if isinstance(step, RareIds):
             step = replace(step, kept=read_ids(directory / step.file))
         steps.append(step)
     return replace(feature, steps=tuple(steps))

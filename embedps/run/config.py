@@ -17,7 +17,7 @@ from embedps.checkpoint.retention import (
     KeepPolicy,
     KeepRecent,
 )
-from embedps.config_fields import MAX_COUNT, MAX_SECS, group, option
+from embedps.config_fields import MAX_COUNT, MAX_SECS, option, section
 from embedps.errors import UsageError
 from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.run.cluster_config import ClusterConfig
@@ -32,7 +32,7 @@ DEFAULT_MODEL = "dlrm"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run: what it trains on, for how long, and the groups of its other options."""
+    """A training run: what it trains on, for how long, and the sections of its other options."""
 
     model: str | None = option(
         None,
@@ -96,11 +96,11 @@ class TrainConfig:
         above=0,
         most=MAX_SECS,
     )
-    optimizer: OptimizerConfig = group(OptimizerConfig)
-    cluster: ClusterConfig = group(ClusterConfig)
-    checkpoint: CheckpointConfig = group(CheckpointConfig)
-    eviction: EvictionConfig = group(EvictionConfig)
-    evaluation: EvaluationConfig = group(EvaluationConfig)
+    optimizer: OptimizerConfig = section(OptimizerConfig)
+    cluster: ClusterConfig = section(ClusterConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    eviction: EvictionConfig = section(EvictionConfig)
+    evaluation: EvaluationConfig = section(EvaluationConfig)
 
     def __post_init__(self) -> None:
         config_fields.check(self)

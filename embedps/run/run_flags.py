@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from embedps.config_fields import groups_of
+from embedps.config_fields import sections_of
 from embedps.console import command_line, flags
 from embedps.errors import UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
@@ -64,7 +64,7 @@ class RunFlags:
         self._configs: list[type] = [TrainConfig]
         flags.add_flags(self.parser, TrainConfig, "training")
         self.add(self._module.Config, f"model {self._model}")
-        self.parser.brief = {*groups_of(TrainConfig), f"model {self._model}"}
+        self.parser.brief = {*sections_of(TrainConfig), f"model {self._model}"}
 
     def add(self, config: type, title: str) -> None:
         """Adds the flags of another config, under a title in --help.

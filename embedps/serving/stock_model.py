@@ -22,7 +22,7 @@ from embedps.serving.stock_index import StockIndex
 from embedps.serving.stock_lookup import StockTables
 from embedps.serving.stock_transforms import StockTransforms
 from embedps.serving.unknown_queries import NOT_POPULAR, UNKNOWN, UnknownQuery, own_table
-from embedps.serving.warm_up import Request
+from embedps.serving.warm_up import WarmUpRequest
 from embedps.tables.activations import samples
 from embedps.tables.specs import FeatureSpec, TableSpec
 
@@ -150,7 +150,7 @@ class StockModel(tf.Module):
         self._captured = _captured(self._model.model, made.values())
         return made
 
-    def warm_up_requests(self) -> Iterator[Request]:
+    def warm_up_requests(self) -> Iterator[WarmUpRequest]:
         """Makes requests of each signature, of zeros and empty lists."""
         of_signatures = {"serving_default": self._all.inputs, "examples": self._all.inputs}
         if self._query is not None and self._index is not None:
@@ -161,11 +161,11 @@ class StockModel(tf.Module):
         for rows in WARM_UP_ROWS:
             for name, inputs in of_signatures.items():
                 if name.endswith("examples"):
-                    yield Request(name, {"examples": inputs.examples(rows)})
+                    yield WarmUpRequest(name, {"examples": inputs.examples(rows)})
                 else:
-                    yield Request(name, inputs.zeros(rows))
+                    yield WarmUpRequest(name, inputs.zeros(rows))
             if self._raw is not None:
-                yield Request(RAW, self._raw.zeros(rows))
+                yield WarmUpRequest(RAW, self._raw.zeros(rows))
 
     def _predictions(self, *names: str) -> _Predictions:
         model = self._model

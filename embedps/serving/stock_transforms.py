@@ -28,7 +28,7 @@ from embedps.features.transform_steps import (
     Hash,
     Hour,
     Log1p,
-    MinCount,
+    RareIds,
     Standardize,
     TransformStep,
     Weekday,
@@ -87,7 +87,7 @@ class StockTransforms(tf.Module):
             feature.name: tf.Variable(step.kept, trainable=False, name="kept_ids")
             for feature in self._features
             for step in feature.steps
-            if isinstance(step, MinCount) and step.kept is not None and len(step.kept)
+            if isinstance(step, RareIds) and step.kept is not None and len(step.kept)
         }
         names_of = [*self._rest.specs(), *(tensor_name(c.name) for c in self._sources)]
         names_of += [lengths_name(c.name) for c in self._sources if c.role == "list"]
@@ -171,7 +171,7 @@ class StockTransforms(tf.Module):
 
     def _apply(self, feature: Feature, values: tf.Tensor) -> tf.Tensor:
         for step in feature.steps:
-            if isinstance(step, MinCount):
+            if isinstance(step, RareIds):
                 values = self._frequent(feature.name, values)
             elif (made := _apply_step(step, values)) is not None:
                 values = made

@@ -21,21 +21,21 @@ _MODEL_SIGNATURE = 3
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 
 
-class Request(NamedTuple):
+class WarmUpRequest(NamedTuple):
     """A request of a signature: its tensors by name."""
 
     signature: str
     tensors: Mapping[str, Any]
 
 
-def write_requests(path: Path, requests: Iterable[Request]) -> None:
+def write_requests(path: Path, requests: Iterable[WarmUpRequest]) -> None:
     """Writes the file of requests."""
     with tf.io.TFRecordWriter(str(path)) as writer:
         for request in requests:
             writer.write(prediction_log(request))
 
 
-def prediction_log(request: Request) -> bytes:
+def prediction_log(request: WarmUpRequest) -> bytes:
     """Encodes a request as a PredictionLog."""
     model = _bytes_field(_MODEL_SIGNATURE, request.signature.encode())
     encoded = _bytes_field(_REQUEST_MODEL, model)

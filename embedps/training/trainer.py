@@ -19,7 +19,7 @@ from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
 from embedps.errors import ClusterError, DatasetError, ServerLostError, TrainingError, UsageError
 from embedps.evaluation.inline import InlineEvaluation
-from embedps.metrics import Metrics
+from embedps.metrics import ClickScores
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
 from embedps.run.preparation import (
@@ -400,7 +400,7 @@ class Trainer:
         return FitResult.of(read_json(path), evaluations, model_dir)
 
 
-def _training_scores(metrics: Metrics) -> dict[str, float]:
+def _training_scores(metrics: ClickScores) -> dict[str, float]:
     if "logloss" in metrics.values:
         return {"auc": metrics.auc, "logloss": metrics.logloss}
     return dict(metrics.values)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.console.progress import rate_text
-from embedps.metrics import Accumulator, Counts, Metrics
+from embedps.metrics import Accumulator, ClickScores, Counts
 from embedps.storage.object_store import local_dir
 
 _POINTS = ("logloss", "auc")  # of a click model
@@ -53,7 +53,7 @@ class TrainingLog:
         with self._lock:
             return self._joint_steps
 
-    def result(self) -> tuple[int, Metrics]:
+    def result(self) -> tuple[int, ClickScores]:
         """Gives the number of examples of this run and their metrics, as of one moment."""
         with self._lock:
             return self._examples, self._all.result()

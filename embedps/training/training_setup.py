@@ -207,7 +207,7 @@ def set_up(
         backup_workers=steps.backup_workers if steps.in_groups else None,
         replicas=steps.replicas,
         mirrored=mirrored,
-        workers=cluster.group,
+        workers=cluster.step_workers,
     )
     return TrainingSetup(
         directory=directory,

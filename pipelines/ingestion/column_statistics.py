@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedps.features.table_schema import Feature, Table
-from embedps.features.transform_steps import MinCount, Standardize
+from embedps.features.transform_steps import RareIds, Standardize
 from embedps.features.transforms import FOLDER_NAME, compute_feature, compute_numbers
 from embedps.splitmix import mix, unmix
 from embedps.storage.file_io import replacing
@@ -103,7 +103,7 @@ def _fit_feature(feature: Feature, work: WorkDir, files: Sequence[FileRecord]) -
     if isinstance(step, Standardize):
         moments = sum((f.moments.get(feature.name, Moments()) for f in files), Moments())
         step = replace(step, mean=moments.mean, std=moments.std)
-    elif isinstance(step, MinCount):
+    elif isinstance(step, RareIds):
         paths = [
             work.counts(file.index, feature.name, number)
             for file in files

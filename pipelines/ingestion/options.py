@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from embedps.config_fields import MAX_INT64, check, group, option, python_only
+from embedps.config_fields import MAX_INT64, check, option, python_only, section
 from embedps.console import flags
 from embedps.data.dataset import ROW_GROUP_ROWS
 from embedps.errors import UsageError
@@ -110,7 +110,7 @@ class Options:
         8, "shards per split: the number of workers, or a multiple of it", least=1, most=99_999
     )
     row_group_rows: int = option(ROW_GROUP_ROWS, "rows per row group of a shard", least=1)
-    held_out: HeldOut = group(HeldOut)
+    held_out: HeldOut = section(HeldOut)
     max_bad_fraction: float = option(
         0.05, "fail if a larger share of the lines is bad", least=0, most=1
     )

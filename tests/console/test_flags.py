@@ -77,12 +77,12 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
     rest = [r for r in REQUIRED if not r.startswith(f"{flag}=")]
     expected = parse(TrainConfig, [*rest, *companions, *given])
     assert values_of(expected)[option.name] == value
-    holder = expected if option.group is None else getattr(expected, option.group)
+    holder = expected if option.section is None else getattr(expected, option.section)
     assert getattr(holder, option.field.name) == value
     literal = repr(value).lower() if kind is bool else repr(value)
     texts = [f"{option.name} = {literal}"]
-    if option.group is not None:
-        texts.append(f"[{option.group}]\n{option.field.name} = {literal}")
+    if option.section is not None:
+        texts.append(f"[{option.section}]\n{option.field.name} = {literal}")
     for text in texts:
         file = flags.read_file(write(tmp_path, text), TrainConfig)
         assert parse(TrainConfig, [*rest, *companions], file) == expected

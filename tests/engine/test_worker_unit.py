@@ -15,7 +15,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
-from embedps.engine.steps.worker_group import WorkerGroup
+from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import FeatureSpec, MinCount, TableSpec
 from embedps.tables.collection import EmbeddingCollection
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 _numbers = itertools.count()
 
 
-class _Alone(WorkerGroup):
+class _Alone(StepWorkers):
     """A group of one, which gets what it sends."""
 
     def __init__(self) -> None:

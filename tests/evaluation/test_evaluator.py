@@ -19,7 +19,7 @@ from embedps.checkpoint.tools.compact import compact
 from embedps.data.dataset import Dataset
 from embedps.errors import CorruptCheckpointError, DatasetError, DimMismatchError
 from embedps.evaluation.evaluator import Evaluation, Evaluator
-from embedps.metrics import Metrics
+from embedps.metrics import ClickScores
 from embedps.run.summary import read_evaluations
 from embedps.tables import TableSpec
 from embedps.training.checkpoint_writer import CheckpointWriter
@@ -50,7 +50,7 @@ def make_evaluator(dataset, model_dir, *, recommender=None, **fields) -> Evaluat
     )
 
 
-def score_latest(dataset, model_dir, **fields) -> Metrics:
+def score_latest(dataset, model_dir, **fields) -> ClickScores:
     found = make_evaluator(dataset, model_dir, **fields).evaluate_latest(newer_than=-1)
     assert found is not None
     return found[1].metrics
@@ -346,7 +346,7 @@ def test_lines_cut_short_are_left_out(tmp_path):
     evaluation = Evaluation(
         number=3,
         step=9,
-        metrics=Metrics(values={"auc": float("nan"), "logloss": 0.5}, examples=4),
+        metrics=ClickScores(values={"auc": float("nan"), "logloss": 0.5}, examples=4),
         secs=1.0,
         lag_secs=2.0,
     )

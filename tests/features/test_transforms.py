@@ -13,7 +13,7 @@ import pytest
 
 from embedps.errors import DatasetError
 from embedps.features.table_schema import Feature, Table
-from embedps.features.transform_steps import MinCount
+from embedps.features.transform_steps import RareIds
 from embedps.features.transforms import Transforms
 
 WRITERS = 4
@@ -30,7 +30,7 @@ def make_transforms() -> Transforms:
         }
     )
     (feature,) = (f for f in table.features if f.name == "f")
-    step = MinCount(count=2, file="_transforms/f.arrow", kept=np.arange(1000))
+    step = RareIds(count=2, file="_transforms/f.arrow", kept=np.arange(1000))
     fitted = Feature(**{**vars(feature), "steps": (step,)})
     return Transforms(table=table.with_features((fitted,)))
 
@@ -45,7 +45,7 @@ def test_descriptions_saved_at_two_places_at_once_are_whole(tmp_path: Path):
             transforms.save(tmp_path)
             features = {f.name: f for f in Transforms.load(tmp_path).table.features}
             (step,) = features["f"].steps
-            assert isinstance(step, MinCount)
+            assert isinstance(step, RareIds)
             np.testing.assert_array_equal(step.kept, np.arange(1000))
 
     with ThreadPoolExecutor(WRITERS) as pool:

@@ -54,13 +54,13 @@ def sort(rows: pa.Table) -> pa.Table:
     return rows.sort_by([("table", "ascending"), ("id", "ascending")]).combine_chunks()
 
 
-def groups_of(model_dir: Path) -> list[str]:
+def sections_of(model_dir: Path) -> list[str]:
     return sorted({t["group"] for t in latest(model_dir).tables})
 
 
 def assert_same_rows(first: Path, second: Path) -> None:
-    assert groups_of(first) == groups_of(second)
-    for group in groups_of(first):
+    assert sections_of(first) == sections_of(second)
+    for group in sections_of(first):
         assert chain_rows(first, group).equals(chain_rows(second, group))
 
 
@@ -196,7 +196,7 @@ def test_same_seed_gives_the_same_bits_with_one_worker(tmp_path, dataset):
 def test_other_seed_gives_other_rows(tmp_path, dataset):
     for seed in (3, 4):
         make_trainer(dataset, tmp_path / str(seed), seed=seed).fit()
-    (group,) = groups_of(tmp_path / "3")
+    (group,) = sections_of(tmp_path / "3")
     assert not chain_rows(tmp_path / "3", group).equals(chain_rows(tmp_path / "4", group))
 
 
@@ -421,7 +421,7 @@ def test_run_resumes_on_another_number_of_shards(tmp_path, dataset):
         chain = latest(tmp_path / "a")
         assert chain.num_shards == num_shards
     make_trainer(dataset, tmp_path / "b", epochs=3).fit()
-    (group,) = groups_of(tmp_path / "a")
+    (group,) = sections_of(tmp_path / "a")
     a, b = (chain_rows(tmp_path / name, group) for name in "ab")
     assert a.drop_columns(["embedding", "accumulator"]).equals(
         b.drop_columns(["embedding", "accumulator"])
@@ -461,7 +461,7 @@ def test_base_and_deltas_equal_a_full_save_after_a_quiet_point(tmp_path, dataset
     trainer.saver.save(**save, final=True)
 
     full = trainer.collection.files.write("base", str(tmp_path / "full"), since={})
-    for group in groups_of(model_dir):
+    for group in sections_of(model_dir):
         tables = [read_row_file(Path(f.path)) for f in full if f.group == group]
         names = {f.schema.field("table").type for f in tables}
         assert len(names) == 1

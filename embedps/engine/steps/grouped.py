@@ -31,7 +31,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from embedps.engine.steps.interface import StepParts
-from embedps.engine.steps.servers import Gradients, Request, ServerInputs
+from embedps.engine.steps.servers import Gradients, ServerInputs, StepRequest
 from embedps.engine.steps.summed import SummedExchange, part_of, replaced
 from embedps.tables import group_ops, ops
 from embedps.tables.group_ops import Group
@@ -128,7 +128,7 @@ class GroupExchange(SummedExchange):
                     taken.append(self._take(device, group, self._grouped(gradients)))
         return taken
 
-    def _hold_part(self, device: str, request: Request, found: Gradients) -> tf.Operation:
+    def _hold_part(self, device: str, request: StepRequest, found: Gradients) -> tf.Operation:
         """Keeps what a part's group updates on the current device, a server."""
         found = self._grouped(found)
         summed = self._variables.summed(device, found.update)
@@ -174,12 +174,12 @@ class GroupExchange(SummedExchange):
         """Returns what of a part its group updates."""
         return found
 
-    def _seen(self, request: Request) -> tf.Tensor:
+    def _seen(self, request: StepRequest) -> tf.Tensor:
         """Returns how many parts a server had applied, by the groups' log."""
         return request.seen
 
     @abc.abstractmethod
-    def _hold(self, device: str, request: Request, found: Gradients) -> list[tf.Operation]:
+    def _hold(self, device: str, request: StepRequest, found: Gradients) -> list[tf.Operation]:
         """Keeps on the current device what its group applies, and applies the rest."""
 
 
@@ -192,7 +192,7 @@ class FullGroups(GroupExchange):
         super().__init__(parts)
         self._group_logs = self._step_logs.share()
 
-    def _hold(self, device: str, request: Request, found: Gradients) -> list[tf.Operation]:
+    def _hold(self, device: str, request: StepRequest, found: Gradients) -> list[tf.Operation]:
         return [self._hold_part(device, request, found)]
 
 
@@ -203,18 +203,18 @@ class DenseGroups(GroupExchange):
         super().__init__(parts)
         self._group_logs = self._step_logs.make_shared(self._variables.devices)
 
-    def _enter(self, device: str, request: Request) -> tf.Tensor:
+    def _enter(self, device: str, request: StepRequest) -> tf.Tensor:
         """Counts the parts of both logs, or of the one that there is."""
         logs = [log[device] for log in (self._logs, self._group_logs) if device in log]
         return tf.stack([ops.steps_seen(log, request.number) for log in logs])
 
-    def _seen(self, request: Request) -> tf.Tensor:
+    def _seen(self, request: StepRequest) -> tf.Tensor:
         return super()._seen(request)[-1]
 
     def _grouped(self, found: Gradients) -> Gradients:
         return found._replace(rows={})
 
-    def _hold(self, device: str, request: Request, found: Gradients) -> list[tf.Operation]:
+    def _hold(self, device: str, request: StepRequest, found: Gradients) -> list[tf.Operation]:
         of_rows = request._replace(seen=super()._seen(request)[0])
         logged = self._apply(device, of_rows, found._replace(update=()))
         if device not in self._group_logs:

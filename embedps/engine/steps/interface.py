@@ -18,8 +18,8 @@ from embedps.data.unit_reader import Batch, UnitReader
 from embedps.engine.server_optimizer import make_remote_variables
 from embedps.engine.step_model import StepModel
 from embedps.engine.steps.step_logs import StepLogs
+from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.unit_parts import StepPart
-from embedps.engine.steps.worker_group import WorkerGroup
 from embedps.metrics import Counts
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.collection import EmbeddingCollection, LookupResult
@@ -76,7 +76,7 @@ class StepParts(NamedTuple):
     collection: EmbeddingCollection
     logs: StepLogs | None = None
     backup_workers: int = 0
-    workers: WorkerGroup | None = None
+    workers: StepWorkers | None = None
 
 
 AnyInputs = TypeVar("AnyInputs", bound=StepInputs)

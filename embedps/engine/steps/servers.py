@@ -33,7 +33,7 @@ from embedps.tables.collection import ShardRows
 from embedps.tables.ops import RowPart
 
 
-class Request(NamedTuple):
+class StepRequest(NamedTuple):
     """Holds what a server knows of a step that began, on that server.
 
     Attributes:
@@ -67,7 +67,7 @@ class Gradients(NamedTuple):
 class ServerInputs(ValueInputs):
     """Holds also what each server knows of the step."""
 
-    sent: Mapping[str, Request]
+    sent: Mapping[str, StepRequest]
 
 
 class RemoteExchange(ValueExchange[ServerInputs]):
@@ -122,7 +122,9 @@ class RemoteExchange(ValueExchange[ServerInputs]):
                 there = ops.unpack(message, [tf.TensorSpec(r.shape, r.dtype) for r in request])
                 parts = [StepPart(*tf.unstack(t, len(part))) for t in there[3 : len(scalars)]]
                 number_there, rate_there, worker_there = there[:3]
-                begun = Request(number_there, rate_there, worker_there, parts[0] if parts else None)
+                begun = StepRequest(
+                    number_there, rate_there, worker_there, parts[0] if parts else None
+                )
                 sent[device] = begun = begun._replace(seen=self._enter(device, begun))
                 arrived = iter(there[len(scalars) :])
                 asked = [RowPart(*(t if t is None else next(arrived) for t in a)) for a in asked]
@@ -196,7 +198,7 @@ class RemoteExchange(ValueExchange[ServerInputs]):
         first = next(iter(self._on))  # has the gate
         self._step_logs.leave(inputs.sent[first].worker, logged)
 
-    def _enter(self, device: str, request: Request) -> tf.Tensor:
+    def _enter(self, device: str, request: StepRequest) -> tf.Tensor:
         """Begins a step on a server, the current device; gives how many it had applied before."""
         return ops.steps_seen(self._logs[device], request.number)
 
@@ -210,7 +212,7 @@ class RemoteExchange(ValueExchange[ServerInputs]):
                 applied.append(self._apply(device, inputs.sent[device], gradients))
         return applied
 
-    def _apply(self, device: str, request: Request, found: Gradients) -> tf.Operation:
+    def _apply(self, device: str, request: StepRequest, found: Gradients) -> tf.Operation:
         """Applies a step on a server, the current device, and logs it.
 
         Another attempt must apply what is lost half-way.

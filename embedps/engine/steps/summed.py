@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from embedps.engine.steps.interface import StepParts
-from embedps.engine.steps.servers import Gradients, RemoteExchange, Request
+from embedps.engine.steps.servers import Gradients, RemoteExchange, StepRequest
 from embedps.engine.steps.unit_parts import StepPart
 from embedps.tables import ops
 
@@ -86,7 +86,7 @@ class PartExchange(SummedExchange):
         self,
         device: str,
         log: tf.Tensor,
-        request: Request,
+        request: StepRequest,
         found: Gradients,
         after: Sequence[tf.Operation] = (),
     ) -> tf.Operation:
@@ -122,10 +122,10 @@ class FullExchange(PartExchange):
         super().__init__(parts)
         self._step_logs.share()
 
-    def _enter(self, device: str, request: Request) -> tf.Tensor:
+    def _enter(self, device: str, request: StepRequest) -> tf.Tensor:
         return _await_step(self._logs[device], request)
 
-    def _apply(self, device: str, request: Request, found: Gradients) -> tf.Operation:
+    def _apply(self, device: str, request: StepRequest, found: Gradients) -> tf.Operation:
         return self._add_part(device, self._logs[device], request, found)
 
 
@@ -136,13 +136,13 @@ class DenseExchange(PartExchange):
         super().__init__(parts)
         self._network_logs = self._step_logs.make_shared(self._variables.devices)
 
-    def _enter(self, device: str, request: Request) -> tf.Tensor:
+    def _enter(self, device: str, request: StepRequest) -> tf.Tensor:
         if device not in self._network_logs:
             return super()._enter(device, request)
         with tf.control_dependencies([_await_step(self._network_logs[device], request)]):
             return super()._enter(device, request)
 
-    def _apply(self, device: str, request: Request, found: Gradients) -> tf.Operation:
+    def _apply(self, device: str, request: StepRequest, found: Gradients) -> tf.Operation:
         logged = super()._apply(device, request, found._replace(update=()))
         if device not in self._network_logs:
             return logged
@@ -150,12 +150,12 @@ class DenseExchange(PartExchange):
         return self._add_part(device, log, request, found._replace(rows={}), after=[logged])
 
 
-def _await_step(log: tf.Tensor, request: Request) -> tf.Tensor:
+def _await_step(log: tf.Tensor, request: StepRequest) -> tf.Tensor:
     """Waits on the current device, a server, until a part's step may begin."""
     return ops.await_step(log, request.number, after=part_of(request).after)
 
 
-def part_of(request: Request) -> StepPart:
+def part_of(request: StepRequest) -> StepPart:
     """Gives the part of a request that must have one."""
     if request.part is None:
         raise ValueError("a step that several workers take together must say which part it is")

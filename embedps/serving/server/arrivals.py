@@ -25,7 +25,7 @@ class _Call:
     deadline: float  # by `time.monotonic`
 
 
-class Arrivals:
+class ArrivingCalls:
     """Places of calls whose message has not come whole. Each such call holds a thread.
 
     A call that finds no place takes the oldest one's of the client that has most, and there of the

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from embedps.errors import UsageError
 from embedps.serving.server import messages
-from embedps.serving.server.arrivals import Arrivals
+from embedps.serving.server.arrivals import ArrivingCalls
 from embedps.serving.server.model_api import SIGNATURE, ModelApi, secs_left
 from embedps.serving.server.request_error import RequestError, invalid, no_labels
 from embedps.serving.server.request_reader import parsed_bytes
@@ -82,8 +82,8 @@ class GrpcServer:
         self._api = api
         self._watches = threading.BoundedSemaphore(_MAX_WATCHES)
         arriving = max(max_waiting, _MIN_ARRIVING)
-        self._arrivals = Arrivals(arriving, message_secs)
-        self._arriving_checks = Arrivals(_MAX_ARRIVING_CHECKS, message_secs)
+        self._arrivals = ArrivingCalls(arriving, message_secs)
+        self._arriving_checks = ArrivingCalls(_MAX_ARRIVING_CHECKS, message_secs)
         self._ended = threading.Event()
         self._watcher = threading.Thread(
             target=self._end_late, args=(message_secs / 8,), name="arrivals", daemon=True
@@ -126,7 +126,7 @@ class GrpcServer:
         gRPC's own for one message wait for it without a bound, before they call anybody.
         """
 
-        def answering(kind: Any, answer: Any, arrivals: Arrivals = self._arrivals) -> Any:
+        def answering(kind: Any, answer: Any, arrivals: ArrivingCalls = self._arrivals) -> Any:
             return grpc.stream_unary_rpc_method_handler(
                 self._answering(kind, answer, arrivals), response_serializer=_bytes_of
             )
@@ -166,7 +166,7 @@ class GrpcServer:
             self._arriving_checks.end_late()
 
     def _answering(
-        self, kind: Any, answer: Callable[[Any, Any], Any], arrivals: Arrivals
+        self, kind: Any, answer: Callable[[Any, Any], Any], arrivals: ArrivingCalls
     ) -> Callable[[Iterator[bytes], Any], Any]:
         """Makes a handler. It parses the message itself: gRPC would call a wrong one INTERNAL."""
 
@@ -180,7 +180,7 @@ class GrpcServer:
 
         return handle
 
-    def _take(self, arrivals: Arrivals, requests: Iterator[bytes], context: Any) -> bytes:
+    def _take(self, arrivals: ArrivingCalls, requests: Iterator[bytes], context: Any) -> bytes:
         try:
             return arrivals.take(requests, context)
         except RequestError as error:

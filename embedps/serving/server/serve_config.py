@@ -6,7 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from embedps.config_fields import group, option
+from embedps.config_fields import option, section
 from embedps.errors import UsageError
 from embedps.run.opened_run import ModelOptions, checkpoint_number
 from embedps.serving.server.batching import Batching
@@ -45,8 +45,8 @@ class ServeConfig(ModelOptions):
     follow: bool = option(True, "serve newer checkpoints as they are committed")
     number: int | None = checkpoint_number("serve this checkpoint and follow no other")
     raw: bool = option(False, "add the signature `raw`, which takes what the dataset was made of")
-    batching: Batching = group(Batching)
-    ranking: Ranking = group(Ranking)
+    batching: Batching = section(Batching)
+    ranking: Ranking = section(Ranking)
     grace_secs: float = option(
         10.0, "the longest wait for running requests at SIGTERM", least=0, most=3600
     )

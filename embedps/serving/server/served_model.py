@@ -56,7 +56,7 @@ class Standing:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Refusal:
+class RefusedManifest:
     """Why newer manifests than the one that is served are not.
 
     Attributes:
@@ -101,7 +101,7 @@ class ServedModel:
         self._directory, self._make = directory, make
         self._stack = ExitStack()
         self._stop = threading.Event()
-        self._refusal: Refusal | None = None
+        self._refusal: RefusedManifest | None = None
         self._follower = Follower(directory, holder="server")
         with ExitStack() as stack:
             stack.enter_context(self._follower)
@@ -142,7 +142,7 @@ class ServedModel:
         return self._standing
 
     @property
-    def refusal(self) -> Refusal | None:
+    def refusal(self) -> RefusedManifest | None:
         """Why no newer manifest is served, if something is wrong."""
         return self._refusal
 
@@ -247,7 +247,7 @@ class ServedModel:
 
     def _refuse(self, newest: int | None, error: Exception) -> None:
         said = " ".join((str(error) or type(error).__name__).split())
-        refusal = Refusal(number=newest, message=said)
+        refusal = RefusedManifest(number=newest, message=said)
         if refusal != self._refusal:
             say(f"{self.name}: no newer checkpoint is served: {said}")
         self._refusal = refusal

@@ -17,7 +17,7 @@ import pytest
 from embedps.data.dataset import Dataset
 from embedps.serving.server import grpc_server as module
 from embedps.serving.server import messages
-from embedps.serving.server.arrivals import Arrivals, _client_of
+from embedps.serving.server.arrivals import ArrivingCalls, _client_of
 from embedps.serving.server.grpc_server import GrpcServer
 from embedps.serving.server.json_bodies import status_json
 from embedps.serving.server.json_reader import SMALL_BYTES
@@ -193,7 +193,7 @@ def test_connections_are_bounded() -> None:
     server.stop(5)
 
 
-def clients_of(arrivals: Arrivals) -> list[str]:
+def clients_of(arrivals: ArrivingCalls) -> list[str]:
     with arrivals._lock:
         return [call.client for call in arrivals._calls]
 

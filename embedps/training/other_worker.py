@@ -1,4 +1,4 @@
-"""Follows the first worker of TF_CONFIG: does its own part of what that one tells."""
+"""Joins the first worker of TF_CONFIG: does its own part of what that one tells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from embedps.tables.worker_tables import WorkerTables
 from embedps.training.training_setup import set_up
 
 
-def follow(
+def join(
     recommender: Recommender, dataset: Dataset, config: TrainConfig, cluster: WorkerCluster
 ) -> NoReturn:
     """Trains this worker's part of each unit, and keeps its shard; ends the process.
@@ -30,11 +30,11 @@ def follow(
     Raises:
       EmbedpsError: this worker cannot go on. The first worker then ends too.
     """
-    follower = cluster.follower
-    if follower is None:
+    other_worker = cluster.other_worker
+    if other_worker is None:
         raise ValueError("the first worker leads")
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: follower.notify())
+        signal.signal(number, lambda *_: other_worker.notify())
     setup = set_up(recommender, dataset, config, cluster, (), run_id=0)
     tables = setup.collection
     if not isinstance(tables, WorkerTables):
@@ -50,10 +50,10 @@ def follow(
         except tf.errors.OpError as error:
             raise explain(error) from error
 
-    rank = cluster.group.rank
-    say(f"embedps: worker {rank} of {cluster.group.size} trains in step")
+    rank = cluster.step_workers.rank
+    say(f"embedps: worker {rank} of {cluster.step_workers.size} trains in step")
     try:
-        follower.serve(run, tables.answer, on_end=_end)
+        other_worker.serve(run, tables.answer, on_end=_end)
     except ServerLostError as error:
         end_process(_again(str(error)), error.exit_code)
     threading.Event().wait()  # until `_end`

@@ -9,7 +9,7 @@ _GROUP_KEY = 74_001  # apart from those that tf.distribute counts up from 1
 _MAX_COLUMNS = 2**27
 
 
-class WorkerGroup:
+class StepWorkers:
     """Workers that call the same functions in the same order.
 
     Attributes:

@@ -29,7 +29,8 @@ _HEAD = """\
 `python -m tools.reference_pages` writes this page from the commands' parsers. Flags that `plan`
 shares with `train` are listed once. `--help` says more (`--help-all` of `train` and `plan`). A flag
 of a run may stand in a [configuration file](commands.md#configuration-files), and is a field of
-`embedps.TrainConfig`. Subcommands of `embedps checkpoint` take the model directory first.
+`embedps.TrainConfig`. A flag whose default is True or False has a `--no-` form. Subcommands of
+`embedps checkpoint` take the model directory first.
 """
 _OF_ALL = ("help", "help_all", "config")
 _COMMANDS = (

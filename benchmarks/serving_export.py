@@ -62,6 +62,7 @@ class Export:
         self._batcher = Batcher(
             self._answer,
             max_batch_rows=1024,
+            max_part_rows=1024,
             max_waiting=_MAX_WAITING,
             wait_secs=0.0,
             on_batch=lambda _: None,

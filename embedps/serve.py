@@ -54,11 +54,13 @@ def serve(config: ServeConfig) -> None:
     }
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     from embedps.console.tf_logging import silence_native_stderr
+    from embedps.serving.server import freed_memory
     from embedps.serving.server.descriptors import share_out
     from embedps.serving.server.grpc_server import GrpcServer
     from embedps.serving.server.model_api import ModelApi
     from embedps.serving.server.rest_server import RestServer
 
+    freed_memory.keep()
     expected = {
         name: max(run.directory.numbers()) if config.number is None else config.number
         for name, run in runs.items()

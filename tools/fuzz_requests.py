@@ -100,7 +100,7 @@ def _read_message(data: bytes, place: Any) -> Any:
     from embedps.serving.server import grpc_server, messages
     from embedps.serving.server.request_reader import parsed_bytes
 
-    place.admit(parsed_bytes(data), sent=len(data))
+    place.admit(parsed_bytes(data, []), sent=len(data))
     message = grpc_server._parse(messages.PredictRequest, data)
     grpc_server._version_of(message.model_spec)
     form = _format(message.model_spec.signature_name)

@@ -10,6 +10,7 @@ namespace embedps {
 namespace {
 
 constexpr uint64_t kLastField = 3, kMaxField = (1 << 29) - 1;  // of a PredictRequest, of protobuf
+constexpr int kMaxSkipped = 1024;                              // fields
 constexpr uint64_t kFloat = 1, kInt64 = 9;                     // of TensorFlow's DataType
 
 // Reads a TensorShapeProto of one dimension without a name.
@@ -107,12 +108,13 @@ int64_t FindColumns(const char* data, int64_t size, const RequestColumns& column
   std::vector<bool> seen(columns.num_columns);
   int64_t num_seen = 0, guess = 0, rows = 1;
   bool has_spec = false;
+  int num_skipped = 0;
   while (request.size() > 0) {
     uint64_t number, value;
     int type;
     WireBytes entry = {};
     if (!request.Field(&number, &type, &entry, &value)) return -1;
-    if (number > kLastField && number <= kMaxField) continue;
+    if (number > kLastField && number <= kMaxField && num_skipped++ < kMaxSkipped) continue;
     if (type != kBytes) return -1;
     if (number == 1 && !has_spec) {
       has_spec = true;

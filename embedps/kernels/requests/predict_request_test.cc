@@ -61,6 +61,10 @@ TEST(ReadsContentAndPackedValuesInAnyOrder) {
 TEST(SkipsFieldsThatItDoesNotKnow) {
   const std::string skipped = Field(15, std::string(90, 'x')) + "\x20\x07" + "\x2d....";
   EXPECT_EQ(Rows(skipped + kSpec + kFloats + skipped + kOne + kTwo + skipped), 2);
+  std::string many;
+  for (int i = 0; i < 1024; ++i) many += "\x20\x07";
+  EXPECT_EQ(Rows(kSpec + kFloats + kOne + kTwo + many), 2);
+  EXPECT_EQ(Rows(kSpec + kFloats + kOne + kTwo + many + "\x20\x07"), -1);
   EXPECT_EQ(Rows(kSpec + kFloats + kOne + kTwo + "\x20"), -1);                    // cut
   EXPECT_EQ(Rows(kSpec + kFloats + kOne + kTwo + "\x23\x24"), -1);                // a group
   EXPECT_EQ(Rows(kSpec + kFloats + kOne + kTwo + std::string("\x02\0", 2)), -1);  // number 0

@@ -21,11 +21,10 @@ from embedps.serving.server.model_api import SIGNATURE, ModelApi, secs_left
 from embedps.serving.server.request_error import RequestError, invalid, no_labels
 from embedps.serving.server.request_reader import parsed_bytes
 from embedps.serving.server.request_size import (
-    MAX_LIST_VALUES,
     MAX_REQUEST_BYTES,
-    MAX_ROWS,
     Place,
     column_bytes,
+    most_values,
 )
 from embedps.serving.server.requests import Format, Request
 from embedps.serving.server.tensor_values import (
@@ -34,11 +33,13 @@ from embedps.serving.server.tensor_values import (
     fill,
     read_vector,
 )
+from embedps.serving.server.waste import Waste
 
 _MAX_SMALL_BYTES = 1 << 16  # of a message besides PredictRequest
 _MIN_ARRIVING = 64  # calls whose message is on its way; each has a thread
 _MAX_ARRIVING_CHECKS = 32  # of health, whose messages are small and come at once
 _MESSAGE_SECS = 60.0
+_MAX_HELD_BACK = 64  # answers for wasted bytes; each has a thread
 _MAX_WATCHES = 128  # of health; each has a thread
 _OTHER_THREADS = 8  # for calls that are refused, and requests that do not wait for scores
 MAX_CONNECTIONS = 4096
@@ -85,10 +86,13 @@ class GrpcServer:
         self._arrivals = ArrivingCalls(arriving, message_secs)
         self._arriving_checks = ArrivingCalls(_MAX_ARRIVING_CHECKS, message_secs)
         self._ended = threading.Event()
+        self._ends = threading.Event()
+        self._waste = Waste(self._ends.wait, max_waiting=_MAX_HELD_BACK)
         self._watcher = threading.Thread(
             target=self._end_late, args=(message_secs / 8,), name="arrivals", daemon=True
         )
-        threads = max_waiting + arriving + _MAX_ARRIVING_CHECKS + _MAX_WATCHES + _OTHER_THREADS
+        threads = max_waiting + arriving + _MAX_ARRIVING_CHECKS + _MAX_WATCHES + _MAX_HELD_BACK
+        threads += _OTHER_THREADS
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
             interceptors=[_Tokens(api)],
@@ -157,6 +161,7 @@ class GrpcServer:
     def stop(self, grace_secs: float) -> None:
         """Takes no further requests, and waits for those that it has."""
         self._api.health.end()
+        self._ends.set()
         self._server.stop(grace_secs).wait()
         self._ended.set()
 
@@ -187,7 +192,14 @@ class GrpcServer:
             _refuse(self._api, context, error)
 
     def _predict(self, data: bytes, context: Any) -> Any:
-        timeout = context.time_remaining()
+        used: list[int] = []
+        try:
+            return self._predicted(data, context.time_remaining(), used)
+        finally:
+            self._waste.pay(len(data) - sum(used), timeout=context.time_remaining())
+
+    def _predicted(self, data: bytes, timeout: float | None, used: list[int]) -> Any:
+        """Answers; adds the bytes of columns that the request has to `used`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         secs_left(deadline)
         spec, usual = _spec_ahead(data), None
@@ -196,15 +208,20 @@ class GrpcServer:
             usual = self._api.usual_request(spec.name, spec.signature_name, data)
         with self._api.room.place() as parsed:
             if usual is None:
-                parsed.admit(parsed_bytes(data), sent=len(data))
+                forms = self._api.forms(spec.name, spec.signature_name) if spec is not None else []
+                num_bytes = parsed_bytes(data, forms or self._api.forms())
+                parsed.admit(num_bytes, sent=len(data))
                 message = _parse(messages.PredictRequest, data)
                 spec, wanted = message.model_spec, message.output_filter
 
             def read(form: Format, place: Place) -> Request:
                 if usual is None:
-                    return _read(message, form, place, len(data))
-                place.admit(usual.num_bytes, sent=len(data))
-                return usual.read()
+                    request = _read(message, form, place, len(data))
+                else:
+                    place.admit(usual.num_bytes, sent=len(data))
+                    request = usual.read()
+                used.append(2 * place.num_bytes)  # in a message, an integer may be longer
+                return request
 
             answer = self._api.predict(
                 spec.name,
@@ -328,8 +345,6 @@ def _spec_ahead(data: bytes) -> Any:
 
 def _read(message: Any, form: Format, place: Place, sent: int) -> Request:
     form.check_names(set(message.inputs))
-    most = dict.fromkeys(form.specs, MAX_ROWS)
-    most |= dict.fromkeys(form.list_values, MAX_LIST_VALUES)
     values, texts = {}, {}
     for name, tensor in message.inputs.items():
         values[name] = claimed_values(tensor)
@@ -338,7 +353,7 @@ def _read(message: Any, form: Format, place: Place, sent: int) -> Request:
     place.admit(column_bytes(form, values, texts), sent=sent)
     return form.request(
         {
-            name: read_vector(name, tensor, form.specs[name].dtype, most=most[name])
+            name: read_vector(name, tensor, form.specs[name].dtype, most=most_values(form, name))
             for name, tensor in message.inputs.items()
         }
     )

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 
 from embedps.serving.inputs import lengths_name, tensor_name
 from embedps.serving.server.request_error import invalid
-from embedps.serving.server.request_size import MAX_LIST_VALUES, MAX_ROWS
+from embedps.serving.server.request_size import most_values
 from embedps.serving.server.requests import Format
 from embedps.serving.server.tensor_values import Array
 
@@ -80,7 +80,7 @@ def vector_of(name: str, values: Any, form: Format) -> Array:
     spec = form.specs[name]
     if not isinstance(values, list):
         raise invalid(f"{name!r} must be a list")
-    most = MAX_LIST_VALUES if name in form.list_values else MAX_ROWS
+    most = most_values(form, name)
     if len(values) > most:
         raise invalid(f"{name!r} must have at most {most} values but has {len(values)}")
     if spec.dtype == tf.string:

@@ -15,7 +15,7 @@ from embedps import kernels
 from embedps.serving.inputs import lengths_name, tensor_name
 from embedps.serving.server.json_bodies import columns_of, rows_of, vector_of
 from embedps.serving.server.request_error import invalid
-from embedps.serving.server.request_size import MAX_LIST_VALUES, MAX_ROWS, Place, column_bytes
+from embedps.serving.server.request_size import MAX_ROWS, Place, column_bytes, most_values
 from embedps.serving.server.requests import Format, Request
 from embedps.serving.server.tensor_values import Array
 
@@ -176,7 +176,7 @@ class JsonRequest:
         where, column = error.place, names[error.column] if error.column >= 0 else ""
         is_short = where.end - where.begin <= _QUOTED_BYTES
         if error.fault == _TOO_MANY:
-            most = MAX_LIST_VALUES if column in form.list_values else MAX_ROWS
+            most = most_values(form, column)
             what = repr(column) if column else '"instances"'
             raise invalid(f"{what} must have at most {most} values but has {error.count}")
         if error.fault == _OTHER_NAMES:
@@ -223,7 +223,7 @@ def _columns(
             isinstance(missing, int) if spec.dtype == tf.int64 else missing is not None,
             missing if isinstance(missing, int) else 0,
             names.index(lengths[name]) if name in lengths else -1,
-            MAX_LIST_VALUES if name in form.list_values else MAX_ROWS,
+            most_values(form, name),
         )
     form_ = _Form("".join(names).encode(), table.ctypes.data, len(names), MAX_ROWS)
     library = kernels.library()

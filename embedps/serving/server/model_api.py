@@ -98,6 +98,12 @@ class ModelApi:
         """Tells whether a model will be served."""
         return name in self._expected and name not in self.models
 
+    def forms(self, name: str | None = None, signature: str | None = None) -> list[Format]:
+        """Gives the formats of a model's requests by one signature, or those of all of them."""
+        models = [m for m in list(self.models.values()) if name in (None, m.name)]
+        wanted = None if signature is None else signature or SIGNATURE
+        return [f for m in models for s, f in _formats(m).items() if wanted in (None, s)]
+
     def usual_request(self, name: str, signature: str, data: bytes) -> UsualRequest | None:
         """Finds the columns of a PredictRequest in its usual form; None if it is in another."""
         model = self.models.get(name)

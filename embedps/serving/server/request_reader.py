@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from embedps import kernels
 from embedps.serving.inputs import tensor_name
 from embedps.serving.server.request_error import invalid
-from embedps.serving.server.request_size import MAX_ROWS
-from embedps.serving.server.requests import Request
+from embedps.serving.server.request_size import MAX_ROWS, most_values
+from embedps.serving.server.requests import Format, Request
 
 _PLACE_NUMBERS = 4  # of a ColumnPlace
 
@@ -44,8 +45,14 @@ _MAX_TEXTS = 1 << 21
 _MAX_NAME_BYTES = 1 << 20
 
 
-def parsed_bytes(data: bytes) -> int:
+def parsed_bytes(data: bytes, forms: Sequence[Format]) -> int:
     """Counts the bytes that protobuf takes to parse a PredictRequest, besides what it copies.
+
+    While protobuf parses, no other request is worked on.
+
+    Args:
+      data: the request.
+      forms: one of which it has; any if there are none.
 
     Raises:
       RequestError: it is malformed, or has too many parts or too long names.
@@ -55,15 +62,28 @@ def parsed_bytes(data: bytes) -> int:
     is_whole.restype = ctypes.c_bool
     if not is_whole(data, ctypes.c_int64(len(data)), ctypes.byref(parts)):
         raise invalid(f"the {len(data)} bytes must be a PredictRequest")
+    numbers, texts = _most_values(forms) if forms else (parts.numbers, _MAX_TEXTS)
     for count, most, what in (
         (parts.objects, _MAX_OBJECTS, "inputs, dimensions and other parts"),
-        (parts.texts, _MAX_TEXTS, "texts in string_val"),
+        (parts.texts, min(texts, _MAX_TEXTS), "texts in string_val"),
+        (parts.numbers, numbers, "numbers outside of tensor_content"),
         (parts.name_bytes, _MAX_NAME_BYTES, "bytes of names"),
     ):
         if count > most:
             raise invalid(f"a PredictRequest must have at most {most} {what} but has {count}")
     made = parts.objects * _OBJECT_BYTES + parts.texts * _TEXT_BYTES
     return int(made + parts.numbers * _NUMBER_BYTES)
+
+
+def _most_values(forms: Sequence[Format]) -> tuple[int, int]:
+    """Gives how many numbers and texts a request in one of some formats may have, or more."""
+    numbers = texts = MAX_ROWS  # as few of the wrong kind are refused by name
+    for form in forms:
+        most = {name: most_values(form, name) for name in form.specs}
+        of_texts = sum(n for name, n in most.items() if form.specs[name].dtype == tf.string)
+        texts = max(texts, of_texts)
+        numbers = max(numbers, sum(most.values()) - of_texts)
+    return numbers, texts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+import tensorflow as tf
+
 from embedps.serving.inputs import lengths_name, tensor_name
 from embedps.serving.server.request_error import RequestError, invalid
 
@@ -88,6 +90,9 @@ class Place:
 
 class _Form(Protocol):
     @property
+    def specs(self) -> Mapping[str, tf.TensorSpec]: ...
+
+    @property
     def lists(self) -> tuple[str, ...]: ...
 
     @property
@@ -95,6 +100,11 @@ class _Form(Protocol):
 
     @property
     def width(self) -> int: ...
+
+
+def most_values(form: _Form, name: str) -> int:
+    """Gives how many values a tensor of a request may have."""
+    return MAX_LIST_VALUES if name in form.list_values else MAX_ROWS
 
 
 def column_bytes(form: _Form, values: Mapping[str, int], texts: Mapping[str, int]) -> int:
@@ -109,7 +119,7 @@ def column_bytes(form: _Form, values: Mapping[str, int], texts: Mapping[str, int
       RequestError: a tensor has too many values.
     """
     for name, count in values.items():
-        most = MAX_LIST_VALUES if name in form.list_values else MAX_ROWS
+        most = most_values(form, name)
         if count > most:
             raise invalid(f"{name!r} must have at most {most} values but has {count}")
     rows = max((n for name, n in values.items() if name not in form.list_values), default=0)

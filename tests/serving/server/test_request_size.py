@@ -18,7 +18,7 @@ from embedps.serving.server.messages import PredictRequest
 from embedps.serving.server.model_api import ModelApi
 from embedps.serving.server.request_error import RequestError, short_text
 from embedps.serving.server.request_reader import RequestReader, parsed_bytes
-from embedps.serving.server.request_size import MAX_ROWS, Room
+from embedps.serving.server.request_size import MAX_LIST_VALUES, MAX_ROWS, Room
 from embedps.serving.server.requests import RequestFormat
 from embedps.serving.server.tensor_values import fill
 from embedps.serving.server.top_k_format import MAX_FOUND, TopKFormat
@@ -141,7 +141,7 @@ def tensor(*fields: bytes) -> bytes:
 )
 def test_a_message_of_many_parts_is_not_parsed(data: bytes) -> None:
     with pytest.raises(RequestError, match="a PredictRequest must have at most"):
-        parsed_bytes(data)
+        parsed_bytes(data, [])
 
 
 NAME = b"x" * ((1 << 19) + 1)
@@ -158,9 +158,32 @@ NAME = b"x" * ((1 << 19) + 1)
     ],
 )
 def test_a_message_of_long_names_is_not_parsed(part: bytes) -> None:
-    parsed_bytes(part)
+    parsed_bytes(part, [])
     with pytest.raises(RequestError, match=r"at most 1048576 bytes of names but has 104[89]"):
-        parsed_bytes(part + part)
+        parsed_bytes(part + part, [])
+
+
+def test_a_message_of_more_values_than_a_model_takes_is_not_parsed() -> None:
+    ids = RequestFormat(Columns(ids=("C1", "C2")), missing_id=-1)
+    lists = RequestFormat(Columns(ids=("C1",), id_lists=("L1",)), missing_id=-1)
+    texts = of_examples(ids, Columns(ids=("C1", "C2")), missing_id=-1)
+
+    def numbers(count: int) -> bytes:
+        return tensor(field(10, b"\x07" * count))
+
+    for forms, most in (
+        ([ids], 2 * MAX_ROWS),
+        ([ids, lists], 2 * MAX_ROWS + MAX_LIST_VALUES),  # its lengths too
+        ([texts], MAX_ROWS),
+    ):
+        parsed_bytes(numbers(most), forms)
+        with pytest.raises(RequestError, match=f"at most {most} numbers outside of"):
+            parsed_bytes(numbers(most + 1), forms)
+        some = tensor(b"\x42\x00" * MAX_ROWS)
+        parsed_bytes(some, forms)
+        with pytest.raises(RequestError, match=f"at most {MAX_ROWS} texts"):
+            parsed_bytes(some + tensor(b"\x42\x00"), forms)
+    parsed_bytes(numbers(2 * MAX_LIST_VALUES), [])  # no model is loaded
 
 
 def test_names_are_cut_before_they_are_joined() -> None:
@@ -177,7 +200,7 @@ def test_names_are_cut_before_they_are_joined() -> None:
 @pytest.mark.parametrize("data", [b"\x12\x05\x0a", b"\x13\x14", b"\x15\x00", b"\x0d"])
 def test_groups_and_cut_messages_are_malformed(data: bytes) -> None:
     with pytest.raises(RequestError, match="bytes must be a PredictRequest"):
-        parsed_bytes(data)
+        parsed_bytes(data, [])
 
 
 NUMBERS = {
@@ -212,7 +235,7 @@ def test_parts_are_counted_as_protobuf_holds_them(
         value.tensor_shape.dim.add(size=size)
     objects = 1 + 3 + (dims > 0) + dims  # the filter; the entry, its name and tensor; the shape
     wanted = 256 * objects + 48 * len(texts) + 24 * sum(numbers.values())
-    assert parsed_bytes(message.SerializeToString()) == wanted
+    assert parsed_bytes(message.SerializeToString(), []) == wanted
 
 
 def test_what_nobody_waits_for_is_not_begun() -> None:

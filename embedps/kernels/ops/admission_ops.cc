@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/ops/store_op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -11,7 +11,6 @@
 namespace embedps {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -52,29 +51,28 @@ REGISTER_OP("EmbedpsLookupShown")
         "absent id of a table with a policy of admission reads as its initial value if this step "
         "will admit it, and gets no row yet; absent marks these ids with 1.");
 
-class LookupShownOp : public OpKernel {
+class LookupShownOp : public StoreOp {
  public:
-  explicit LookupShownOp(OpKernelConstruction* c) : OpKernel(c) {
+  explicit LookupShownOp(OpKernelConstruction* c) : StoreOp(c) {
     OP_REQUIRES_OK(c, c->GetAttr("dim", &dim_));
   }
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     IdsByTable batch;
     float* rows;
-    OP_REQUIRES_OK(context, BeginLookup(context, 1, resource->store, dim_, &batch, &rows));
+    TF_RETURN_IF_ERROR(BeginLookup(context, 1, *store, dim_, &batch, &rows));
     ShownIds shown;
-    OP_REQUIRES_OK(context, ReadShown(context, 4, batch, &shown));
+    TF_RETURN_IF_ERROR(ReadShown(context, 4, batch, &shown));
     Tensor* absent;
-    OP_REQUIRES_OK(context, context->allocate_output(1, {batch.num_ids}, &absent));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {batch.num_ids}, &absent));
     shown.absent = absent->flat<uint8_t>().data();
-    resource->store.LookupShown(batch, shown, DeviceThreads(context), rows);
+    store->LookupShown(batch, shown, DeviceThreads(context), rows);
+    return absl::OkStatus();
   }
 
  private:
   int dim_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsLookupShown").Device(tensorflow::DEVICE_CPU), LookupShownOp);
+EMBEDPS_KERNEL(LookupShown);
 
 REGISTER_OP("EmbedpsAdmit")
     .Input("store: resource")
@@ -90,28 +88,28 @@ REGISTER_OP("EmbedpsAdmit")
         "Counts the examples of the ids that EmbedpsLookupShown marked as absent, and creates the "
         "rows of those that they admit, if the step is new. The step's update follows.");
 
-class AdmitOp : public OpKernel {
+class AdmitOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     IdsByTable batch;
-    OP_REQUIRES_OK(context, ReadBatch(context, 1, resource->store, &batch));
+    TF_RETURN_IF_ERROR(ReadBatch(context, 1, *store, &batch));
     ShownIds shown;
-    OP_REQUIRES_OK(context, ReadShown(context, 5, batch, &shown));
+    TF_RETURN_IF_ERROR(ReadShown(context, 5, batch, &shown));
     Tensor absent = context->input(4);
-    OP_REQUIRES(context, absent.dims() == 1 && absent.NumElements() == batch.num_ids,
-                absl::InvalidArgumentError("absent must be [" + std::to_string(batch.num_ids) +
-                                           "] but got shape " + absent.shape().DebugString()));
+    if (absent.dims() != 1 || absent.NumElements() != batch.num_ids) {
+      return absl::InvalidArgumentError("absent must be [" + std::to_string(batch.num_ids) +
+                                        "] but got shape " + absent.shape().DebugString());
+    }
     bool is_new = false;
-    OP_REQUIRES_OK(context, ReadScalar(context, 6, "is_new", &is_new));
-    if (!is_new) return;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 6, "is_new", &is_new));
+    if (!is_new) return absl::OkStatus();
     shown.absent = absent.flat<uint8_t>().data();
-    resource->store.Admit(batch, shown, DeviceThreads(context));
+    store->Admit(batch, shown, DeviceThreads(context));
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsAdmit").Device(tensorflow::DEVICE_CPU), AdmitOp);
+EMBEDPS_KERNEL(Admit);
 
 REGISTER_OP("EmbedpsAdmissionStats")
     .Input("store: resource")
@@ -123,16 +121,13 @@ REGISTER_OP("EmbedpsAdmissionStats")
     })
     .Doc("Of each table: counters, their bytes, ids admitted, ids refused.");
 
-class AdmissionStatsOp : public OpKernel {
+class AdmissionStatsOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    const std::vector<AdmissionStats> stats = resource->store.StatsOfAdmission();
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    const std::vector<AdmissionStats> stats = store->StatsOfAdmission();
     Tensor* out;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, {static_cast<int64_t>(stats.size()), 4}, &out));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {static_cast<int64_t>(stats.size()), 4}, &out));
     auto values = out->matrix<int64_t>();
     for (size_t t = 0; t < stats.size(); ++t) {
       values(t, 0) = stats[t].counters;
@@ -140,10 +135,10 @@ class AdmissionStatsOp : public OpKernel {
       values(t, 2) = stats[t].admitted;
       values(t, 3) = stats[t].refused;
     }
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsAdmissionStats").Device(tensorflow::DEVICE_CPU),
-                        AdmissionStatsOp);
+EMBEDPS_KERNEL(AdmissionStats);
 
 }  // namespace
 }  // namespace embedps

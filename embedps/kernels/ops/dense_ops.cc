@@ -89,8 +89,7 @@ class DotInteractionOp : public OpKernel {
     });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsDotInteraction").Device(tensorflow::DEVICE_CPU),
-                        DotInteractionOp);
+EMBEDPS_KERNEL(DotInteraction);
 
 REGISTER_OP("EmbedpsDotInteractionGrad")
     .Input("features: feature_types")
@@ -137,8 +136,7 @@ class DotInteractionGradOp : public OpKernel {
     });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsDotInteractionGrad").Device(tensorflow::DEVICE_CPU),
-                        DotInteractionGradOp);
+EMBEDPS_KERNEL(DotInteractionGrad);
 
 REGISTER_OP("EmbedpsRanks")
     .Input("queries: float")
@@ -208,7 +206,7 @@ class RanksOp : public OpKernel {
     });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsRanks").Device(tensorflow::DEVICE_CPU), RanksOp);
+EMBEDPS_KERNEL(Ranks);
 
 }  // namespace
 }  // namespace embedps

@@ -1,5 +1,5 @@
 // Ops that evict rows by the policies of their tables, and count them.
-#include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/ops/store_op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -7,7 +7,6 @@
 namespace embedps {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -21,26 +20,18 @@ REGISTER_OP("EmbedpsSetOldestStep")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Sets the step before which a table's rows are too old by their event time.");
 
-class SetOldestStepOp : public OpKernel {
+class SetOldestStepOp : public TableOp {
  public:
-  explicit SetOldestStepOp(OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("table", &table_));
-  }
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    OP_REQUIRES_OK(context, CheckTable(resource->store, table_));
+  using TableOp::TableOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     int64_t step = 0;
-    OP_REQUIRES_OK(context, ReadScalar(context, 1, "step", &step));
-    OP_REQUIRES_OK(context, CheckStep(step));
-    resource->store.SetOldestStep(table_, static_cast<uint32_t>(step));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 1, "step", &step));
+    TF_RETURN_IF_ERROR(CheckStep(step));
+    store->SetOldestStep(table_, static_cast<uint32_t>(step));
+    return absl::OkStatus();
   }
-
- private:
-  int table_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsSetOldestStep").Device(tensorflow::DEVICE_CPU),
-                        SetOldestStepOp);
+EMBEDPS_KERNEL(SetOldestStep);
 
 REGISTER_OP("EmbedpsNextEvictedFile")
     .Input("store: resource")
@@ -58,30 +49,29 @@ REGISTER_OP("EmbedpsNextEvictedFile")
         "info: rows in the file, rows that could not be written, bytes. error: why they could "
         "not.");
 
-class NextEvictedFileOp : public OpKernel {
+class NextEvictedFileOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    EvictedRows* evicted = resource->store.evicted_rows();
-    OP_REQUIRES(context, evicted != nullptr,
-                absl::FailedPreconditionError("group '" + resource->store.config().group +
-                                              "' does not keep evicted rows"));
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    EvictedRows* evicted = store->evicted_rows();
+    if (evicted == nullptr) {
+      return absl::FailedPreconditionError("group '" + store->config().group +
+                                           "' does not keep evicted rows");
+    }
     tensorflow::tstring path;
-    OP_REQUIRES_OK(context, ReadScalar(context, 1, "path", &path));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 1, "path", &path));
     const EvictedFileInfo made = evicted->NextFile(path);
     Tensor *info, *error;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {3}, &info));
-    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &error));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {3}, &info));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &error));
     info->vec<int64_t>()(0) = made.rows;
     info->vec<int64_t>()(1) = made.lost;
     info->vec<int64_t>()(2) = made.bytes;
     error->scalar<tensorflow::tstring>()() = made.status.message();
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsNextEvictedFile").Device(tensorflow::DEVICE_CPU),
-                        NextEvictedFileOp);
+EMBEDPS_KERNEL(NextEvictedFile);
 
 REGISTER_OP("EmbedpsSweep")
     .Input("store: resource")
@@ -89,16 +79,15 @@ REGISTER_OP("EmbedpsSweep")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Removes the rows that the tables' policies of age and norm say.");
 
-class SweepOp : public OpKernel {
+class SweepOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    resource->store.Sweep([] { return true; });
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    store->Sweep([] { return true; });
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsSweep").Device(tensorflow::DEVICE_CPU), SweepOp);
+EMBEDPS_KERNEL(Sweep);
 
 REGISTER_OP("EmbedpsHoldSweeps")
     .Input("store: resource")
@@ -107,21 +96,20 @@ REGISTER_OP("EmbedpsHoldSweeps")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Holds the store's own sweeps, or lets them go on. None is at work after a hold.");
 
-class HoldSweepsOp : public OpKernel {
+class HoldSweepsOp : public StoreOp {
  public:
-  explicit HoldSweepsOp(OpKernelConstruction* c) : OpKernel(c) {
+  explicit HoldSweepsOp(OpKernelConstruction* c) : StoreOp(c) {
     OP_REQUIRES_OK(c, c->GetAttr("held", &held_));
   }
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    resource->store.HoldSweeps(held_);
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    store->HoldSweeps(held_);
+    return absl::OkStatus();
   }
 
  private:
   bool held_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsHoldSweeps").Device(tensorflow::DEVICE_CPU), HoldSweepsOp);
+EMBEDPS_KERNEL(HoldSweeps);
 
 REGISTER_OP("EmbedpsEvictionStats")
     .Input("store: resource")
@@ -133,24 +121,21 @@ REGISTER_OP("EmbedpsEvictionStats")
     })
     .Doc("Counts each table's rows that went by age, by norm, at a limit and by hand.");
 
-class EvictionStatsOp : public OpKernel {
+class EvictionStatsOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    const int num_tables = resource->store.num_tables();
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    const int num_tables = store->num_tables();
     Tensor* evicted;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, {num_tables, kNumEvictionCauses}, &evicted));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {num_tables, kNumEvictionCauses}, &evicted));
     for (int t = 0; t < num_tables; ++t) {
-      const auto counts = resource->store.Evicted(t);
+      const auto counts = store->Evicted(t);
       for (int i = 0; i < kNumEvictionCauses; ++i) evicted->matrix<int64_t>()(t, i) = counts[i];
     }
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsEvictionStats").Device(tensorflow::DEVICE_CPU),
-                        EvictionStatsOp);
+EMBEDPS_KERNEL(EvictionStats);
 
 }  // namespace
 }  // namespace embedps

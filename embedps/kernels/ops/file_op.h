@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "embedps/kernels/files/row_file_reader.h"
+#include "embedps/kernels/ops/store_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace embedps {
@@ -31,8 +32,8 @@ class StandardFloats {
   std::fenv_t before_;
 };
 
-// An op that works on files. That takes seconds, so it has its own thread and never blocks one that
-// lookups need. A nice thread has a low priority: steps get the cores first.
+// An op on files of a store, its input 0. That takes seconds, so it has its own thread and never
+// blocks one that lookups need. A nice thread has a low priority: steps get the cores first.
 class FileOp : public tensorflow::AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
@@ -42,15 +43,18 @@ class FileOp : public tensorflow::AsyncOpKernel {
       absl::Status status;
       {
         const StandardFloats floats;
-        status = Work(context);
+        StorePtr found;
+        status = FindStore(context, &found);
+        if (status.ok()) status = Work(context, &found->store);
       }
       if (!status.ok()) context->SetStatus(status);
       done();
     }).detach();
   }
-  virtual absl::Status Work(tensorflow::OpKernelContext* context) = 0;
 
  protected:
+  virtual absl::Status Work(tensorflow::OpKernelContext* context, RowStore* store) = 0;
+
   int niceness_ = 0;
 };
 

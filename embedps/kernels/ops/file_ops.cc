@@ -6,7 +6,7 @@
 #include "embedps/kernels/files/row_file.h"
 #include "embedps/kernels/files/row_file_writer.h"
 #include "embedps/kernels/ops/file_op.h"
-#include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/ops/store_op.h"
 #include "embedps/kernels/runtime/constants.h"
 #include "embedps/kernels/runtime/throttle.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -66,20 +66,17 @@ class WriteRowsOp : public FileOp {
     OP_REQUIRES_OK(c, ToTensorFlow(Parse(name, &optimizer_slot_encoding_)));
     niceness_ = kFileNiceness;
   }
-  absl::Status Work(OpKernelContext* context) override {
-    StorePtr resource;
-    TF_RETURN_IF_ERROR(FindStore(context, &resource));
+  absl::Status Work(OpKernelContext* context, RowStore* store) override {
     tstring path;
     TF_RETURN_IF_ERROR(ReadScalar(context, 1, "path", &path));
     int64_t since, cut = -1;
     TF_RETURN_IF_ERROR(ReadScalar(context, 2, "since", &since));
     float max_pause_secs;
     TF_RETURN_IF_ERROR(ReadScalar(context, 3, "max_pause_secs", &max_pause_secs));
-    RowStore& store = resource->store;
     ThrottleClock clock;
-    const auto is_busy = [&store] { return store.IsBusy(); };
+    const auto is_busy = [store] { return store->IsBusy(); };
     Throttle throttle(Throttle::DefaultCores(), max_pause_secs, is_busy, &clock);
-    RowFileSchema schema = store.FileSchema();
+    RowFileSchema schema = store->FileSchema();
     if (embedding_encoding_ != EmbeddingEncoding::kFloat32) {
       schema.embedding_encoding = embedding_encoding_;
     }
@@ -94,7 +91,7 @@ class WriteRowsOp : public FileOp {
       return status;
     };
     std::unique_ptr<AdmissionFileWriter> admission_writer;
-    if (store.has_counters()) {
+    if (store->has_counters()) {
       TF_RETURN_IF_ERROR(ToTensorFlow(
           AdmissionFileWriter::Open(AdmissionPath(path), schema.tables, &admission_writer)));
     }
@@ -106,10 +103,10 @@ class WriteRowsOp : public FileOp {
     const CounterSink* counters = admission_writer != nullptr ? &write_counters : nullptr;
     const auto cut_kind = kind_ == "base" ? RowStore::CutKind::kBase : RowStore::CutKind::kDelta;
     if (kind_ == "copy") {
-      if (counters != nullptr) TF_RETURN_IF_ERROR(ToTensorFlow(store.CopyCounters(*counters)));
-      TF_RETURN_IF_ERROR(ToTensorFlow(store.Copy(write)));
+      if (counters != nullptr) TF_RETURN_IF_ERROR(ToTensorFlow(store->CopyCounters(*counters)));
+      TF_RETURN_IF_ERROR(ToTensorFlow(store->Copy(write)));
     } else {
-      TF_RETURN_IF_ERROR(ToTensorFlow(store.Cut(cut_kind, since, write, &cut, counters)));
+      TF_RETURN_IF_ERROR(ToTensorFlow(store->Cut(cut_kind, since, write, &cut, counters)));
     }
     RowFileInfo info;
     if (admission_writer == nullptr) {
@@ -146,7 +143,7 @@ class WriteRowsOp : public FileOp {
   EmbeddingEncoding embedding_encoding_;
   OptimizerSlotEncoding optimizer_slot_encoding_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsWriteRows").Device(tensorflow::DEVICE_CPU), WriteRowsOp);
+EMBEDPS_KERNEL(WriteRows);
 
 REGISTER_OP("EmbedpsStopCopies")
     .Input("store: resource")
@@ -154,16 +151,15 @@ REGISTER_OP("EmbedpsStopCopies")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Makes the copies that are being written fail.");
 
-class StopCopiesOp : public tensorflow::OpKernel {
+class StopCopiesOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    resource->store.StopCopies();
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    store->StopCopies();
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStopCopies").Device(tensorflow::DEVICE_CPU), StopCopiesOp);
+EMBEDPS_KERNEL(StopCopies);
 
 }  // namespace
 }  // namespace embedps

@@ -84,7 +84,7 @@ class EnterGroupsOp : public tensorflow::OpKernel {
                                                           context->device()->name(), {}, {});
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsEnterGroups").Device(tensorflow::DEVICE_CPU), EnterGroupsOp);
+EMBEDPS_KERNEL(EnterGroups);
 
 REGISTER_OP("EmbedpsAwaitGroups")
     .Input("log: resource")
@@ -114,7 +114,7 @@ class AwaitGroupsOp : public tensorflow::AsyncOpKernel {
         });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsAwaitGroups").Device(tensorflow::DEVICE_CPU), AwaitGroupsOp);
+EMBEDPS_KERNEL(AwaitGroups);
 
 REGISTER_OP("EmbedpsHoldPart")
     .Input("log: resource")
@@ -159,7 +159,7 @@ class HoldPartOp : public tensorflow::OpKernel {
  private:
   PartTensors tensors_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsHoldPart").Device(tensorflow::DEVICE_CPU), HoldPartOp);
+EMBEDPS_KERNEL(HoldPart);
 
 // Ends an op with the group of a part once it is closed; `ask(groups, closed)` returns the ticket.
 template <typename Ask>
@@ -170,9 +170,7 @@ void EndWithGroup(OpKernelContext* context, const tensorflow::AsyncOpKernel::Don
       context, done, std::move(found), groups,
       [groups, &ask](auto closed) { return ask(groups, closed); },
       [context](const StepGroups::Group& group) {
-        Tensor* index;
-        TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &index));
-        index->scalar<int64_t>()() = group.index;
+        TF_RETURN_IF_ERROR(OutputScalar<int64_t>(context, 0, group.index));
         return SetVector(context, 1, group.parts);
       });
 }
@@ -212,7 +210,7 @@ class JoinGroupOp : public tensorflow::AsyncOpKernel {
                  });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsJoinGroup").Device(tensorflow::DEVICE_CPU), JoinGroupOp);
+EMBEDPS_KERNEL(JoinGroup);
 
 REGISTER_OP("EmbedpsLeaveGroups")
     .Input("log: resource")
@@ -240,7 +238,7 @@ class LeaveGroupsOp : public tensorflow::AsyncOpKernel {
                  [part](StepGroups* groups, auto closed) { return groups->Await(part, closed); });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsLeaveGroups").Device(tensorflow::DEVICE_CPU), LeaveGroupsOp);
+EMBEDPS_KERNEL(LeaveGroups);
 
 REGISTER_OP("EmbedpsTakeGroup")
     .Input("log: resource")
@@ -324,7 +322,7 @@ class TakeGroupOp : public tensorflow::AsyncOpKernel {
 
   PartTensors tensors_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsTakeGroup").Device(tensorflow::DEVICE_CPU), TakeGroupOp);
+EMBEDPS_KERNEL(TakeGroup);
 
 REGISTER_OP("EmbedpsForgetWorker")
     .Input("log: resource")
@@ -344,7 +342,7 @@ class ForgetWorkerOp : public tensorflow::OpKernel {
     found->groups.Forget(worker);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsForgetWorker").Device(tensorflow::DEVICE_CPU), ForgetWorkerOp);
+EMBEDPS_KERNEL(ForgetWorker);
 
 REGISTER_OP("EmbedpsLastGroups")
     .Input("log: resource")
@@ -376,7 +374,7 @@ class LastGroupsOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, SetVector(context, 3, found->groups.Awaited()));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsLastGroups").Device(tensorflow::DEVICE_CPU), LastGroupsOp);
+EMBEDPS_KERNEL(LastGroups);
 
 }  // namespace
 }  // namespace embedps

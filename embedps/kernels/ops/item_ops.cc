@@ -84,7 +84,7 @@ class NoItemsOp : public OpKernel {
  private:
   int dim_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsNoItems").Device(tensorflow::DEVICE_CPU), NoItemsOp);
+EMBEDPS_KERNEL(NoItems);
 
 REGISTER_OP("EmbedpsChangeItems")
     .Input("index: variant")
@@ -116,7 +116,7 @@ class ChangeItemsOp : public OpKernel {
                           removed.flat<int64_t>().data(), removed.NumElements()));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsChangeItems").Device(tensorflow::DEVICE_CPU), ChangeItemsOp);
+EMBEDPS_KERNEL(ChangeItems);
 
 REGISTER_OP("EmbedpsSearchItems")
     .Input("index: variant")
@@ -188,7 +188,7 @@ class SearchItemsOp : public OpKernel {
 
   int k_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsSearchItems").Device(tensorflow::DEVICE_CPU), SearchItemsOp);
+EMBEDPS_KERNEL(SearchItems);
 
 REGISTER_OP("EmbedpsReadItems")
     .Input("index: variant")
@@ -214,7 +214,7 @@ class ReadItemsOp : public OpKernel {
     index->Read(ids.flat<int64_t>().data(), ids.NumElements(), vectors->flat<float>().data());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsReadItems").Device(tensorflow::DEVICE_CPU), ReadItemsOp);
+EMBEDPS_KERNEL(ReadItems);
 
 REGISTER_OP("EmbedpsItemsSize")
     .Input("index: variant")
@@ -239,7 +239,7 @@ class ItemsSizeOp : public OpKernel {
     bytes->scalar<int64_t>()() = index->num_bytes();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsItemsSize").Device(tensorflow::DEVICE_CPU), ItemsSizeOp);
+EMBEDPS_KERNEL(ItemsSize);
 
 }  // namespace
 }  // namespace embedps

@@ -156,28 +156,18 @@ class RowReaderOp : public FileOp {
   }
 };
 
-absl::Status OutputScalar(OpKernelContext* context, int at, int64_t value) {
-  Tensor* out;
-  TF_RETURN_IF_ERROR(context->allocate_output(at, {}, &out));
-  out->scalar<int64_t>()() = value;
-  return absl::OkStatus();
-}
-
 class LoadRowsOp : public RowReaderOp {
  public:
   explicit LoadRowsOp(OpKernelConstruction* c) : RowReaderOp(c) {
     OP_REQUIRES_OK(c, c->GetAttr("optimizer_slots", &optimizer_slots_));
   }
-  absl::Status Work(OpKernelContext* context) override {
-    StorePtr resource;
-    TF_RETURN_IF_ERROR(FindStore(context, &resource));
-    RowStore& store = resource->store;
+  absl::Status Work(OpKernelContext* context, RowStore* store) override {
     const ParallelFor parallel = DeviceThreads(context);
     int64_t records = 0;
-    TF_RETURN_IF_ERROR(ReadFiles(context, store, optimizer_slots_,
+    TF_RETURN_IF_ERROR(ReadFiles(context, *store, optimizer_slots_,
                                  [&](const RowColumns& columns, const std::vector<int>& tables) {
-                                   records += store.Load(columns, tables, shard_, num_shards_,
-                                                         optimizer_slots_, parallel);
+                                   records += store->Load(columns, tables, shard_, num_shards_,
+                                                          optimizer_slots_, parallel);
                                  }));
     return OutputScalar(context, 0, records);
   }
@@ -185,7 +175,7 @@ class LoadRowsOp : public RowReaderOp {
  private:
   bool optimizer_slots_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadRows").Device(tensorflow::DEVICE_CPU), LoadRowsOp);
+EMBEDPS_KERNEL(LoadRows);
 
 REGISTER_OP("EmbedpsStageRows")
     .Input("store: resource")
@@ -210,13 +200,11 @@ REGISTER_OP("EmbedpsStageRows")
 class StageRowsOp : public RowReaderOp {
  public:
   explicit StageRowsOp(OpKernelConstruction* c) : RowReaderOp(c) { niceness_ = kFileNiceness; }
-  absl::Status Work(OpKernelContext* context) override {
-    StorePtr resource;
-    TF_RETURN_IF_ERROR(FindStore(context, &resource));
+  absl::Status Work(OpKernelContext* context, RowStore* store) override {
     const tensorflow::core::RefCountPtr<StagedResource> staged(
-        new StagedResource(resource->store.Stage(shard_, num_shards_)));
+        new StagedResource(store->Stage(shard_, num_shards_)));
     int64_t records = 0;
-    TF_RETURN_IF_ERROR(ReadFiles(context, resource->store, /*optimizer_slots=*/false,
+    TF_RETURN_IF_ERROR(ReadFiles(context, *store, /*optimizer_slots=*/false,
                                  [&](const RowColumns& columns, const std::vector<int>& tables) {
                                    records += staged->rows.Add(columns, tables);
                                  }));
@@ -229,7 +217,7 @@ class StageRowsOp : public RowReaderOp {
     return OutputScalar(context, 1, records);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStageRows").Device(tensorflow::DEVICE_CPU), StageRowsOp);
+EMBEDPS_KERNEL(StageRows);
 
 REGISTER_OP("EmbedpsLoadAdmission")
     .Input("store: resource")
@@ -252,13 +240,11 @@ class LoadAdmissionOp : public FileOp {
     OP_REQUIRES_OK(c, c->GetAttr("shard", &shard_));
     OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
   }
-  absl::Status Work(OpKernelContext* context) override {
-    StorePtr resource;
-    TF_RETURN_IF_ERROR(FindStore(context, &resource));
+  absl::Status Work(OpKernelContext* context, RowStore* store) override {
     TF_RETURN_IF_ERROR(CheckFiles(context));
     int64_t records = 0;
     const auto take = [&](const CounterColumns& columns, const std::vector<std::string>& tables) {
-      records += resource->store.LoadCounters(columns, tables, shard_, num_shards_);
+      records += store->LoadCounters(columns, tables, shard_, num_shards_);
     };
     const auto paths = context->input(1).vec<tstring>();
     for (int64_t i = 0; i < paths.size(); ++i) {
@@ -271,8 +257,7 @@ class LoadAdmissionOp : public FileOp {
  private:
   int shard_, num_shards_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadAdmission").Device(tensorflow::DEVICE_CPU),
-                        LoadAdmissionOp);
+EMBEDPS_KERNEL(LoadAdmission);
 
 }  // namespace
 }  // namespace embedps

@@ -120,7 +120,7 @@ class PackOp : public OpKernel {
 
   std::vector<DataType> wire_types_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsPack").Device(tensorflow::DEVICE_CPU), PackOp);
+EMBEDPS_KERNEL(Pack);
 
 REGISTER_OP("EmbedpsUnpack")
     .Input("message: uint8")
@@ -254,7 +254,7 @@ class UnpackOp : public OpKernel {
   std::vector<DataType> types_;
   std::vector<tensorflow::PartialTensorShape> shapes_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsUnpack").Device(tensorflow::DEVICE_CPU), UnpackOp);
+EMBEDPS_KERNEL(Unpack);
 
 }  // namespace
 }  // namespace embedps

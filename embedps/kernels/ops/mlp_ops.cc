@@ -139,7 +139,7 @@ class MlpOp : public OpKernel {
  private:
   bool final_relu_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsMlp").Device(tensorflow::DEVICE_CPU), MlpOp);
+EMBEDPS_KERNEL(Mlp);
 
 REGISTER_OP("EmbedpsMlpGrad")
     .Input("upstream: out_type")
@@ -229,7 +229,7 @@ class MlpGradOp : public OpKernel {
  private:
   bool final_relu_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsMlpGrad").Device(tensorflow::DEVICE_CPU), MlpGradOp);
+EMBEDPS_KERNEL(MlpGrad);
 
 }  // namespace
 }  // namespace embedps

@@ -169,7 +169,7 @@ class MergeRowsOp : public OpKernel {
   int num_parts_;
   bool counted_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsMergeRows").Device(tensorflow::DEVICE_CPU), MergeRowsOp);
+EMBEDPS_KERNEL(MergeRows);
 
 REGISTER_OP("EmbedpsMergeDense")
     .Input("num_examples: int64")
@@ -210,7 +210,7 @@ class MergeDenseOp : public OpKernel {
  private:
   int num_parts_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsMergeDense").Device(tensorflow::DEVICE_CPU), MergeDenseOp);
+EMBEDPS_KERNEL(MergeDense);
 
 }  // namespace
 }  // namespace embedps

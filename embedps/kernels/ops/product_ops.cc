@@ -158,9 +158,9 @@ class MatMulOp : public ProductOp {
       : ProductOp(context, "transpose_a", "transpose_b") {}
 };
 
-class BatchMatMulOp : public ProductOp {
+class BatchMatMulV2Op : public ProductOp {
  public:
-  explicit BatchMatMulOp(OpKernelConstruction* context) : ProductOp(context, "adj_x", "adj_y") {}
+  explicit BatchMatMulV2Op(OpKernelConstruction* context) : ProductOp(context, "adj_x", "adj_y") {}
 };
 
 template <bool kLog>
@@ -185,8 +185,8 @@ class SoftmaxOp : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("EmbedpsMatMul").Device(tensorflow::DEVICE_CPU), MatMulOp);
-REGISTER_KERNEL_BUILDER(Name("EmbedpsBatchMatMulV2").Device(tensorflow::DEVICE_CPU), BatchMatMulOp);
+EMBEDPS_KERNEL(MatMul);
+EMBEDPS_KERNEL(BatchMatMulV2);
 REGISTER_KERNEL_BUILDER(Name("EmbedpsSoftmax").Device(tensorflow::DEVICE_CPU), SoftmaxOp<false>);
 REGISTER_KERNEL_BUILDER(Name("EmbedpsLogSoftmax").Device(tensorflow::DEVICE_CPU), SoftmaxOp<true>);
 

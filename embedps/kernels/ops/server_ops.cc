@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "embedps/kernels/ops/tf_util.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -46,7 +47,7 @@ REGISTER_OP("EmbedpsProbe")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::ScalarShape)
     .Doc("Returns whether this process was told to end. release: the client no longer needs it.");
-REGISTER_KERNEL_BUILDER(Name("EmbedpsProbe").Device(tf::DEVICE_CPU), ProbeOp);
+EMBEDPS_KERNEL(Probe);
 
 }  // namespace
 

@@ -4,7 +4,7 @@
 
 #include "embedps/kernels/ops/file_op.h"
 #include "embedps/kernels/ops/staged_resource.h"
-#include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/ops/store_op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -12,7 +12,6 @@
 namespace embedps {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -21,13 +20,12 @@ using tensorflow::shape_inference::ShapeHandle;
 
 using StagedPtr = tensorflow::core::RefCountPtr<StagedResource>;
 
-// Finds the inputs `store` and `staged`, the first two, and checks that they fit.
-absl::Status FindStaged(OpKernelContext* context, StorePtr* store, StagedPtr* staged) {
-  TF_RETURN_IF_ERROR(FindStore(context, store));
+// Finds input 1, what was staged, and checks that it fits the store.
+absl::Status FindStaged(OpKernelContext* context, const RowStore& store, StagedPtr* staged) {
   TF_RETURN_IF_ERROR(
       tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 1), staged));
-  if ((*store)->store.CanApply((*staged)->rows)) return absl::OkStatus();
-  return absl::InvalidArgumentError("staged must be of group '" + (*store)->store.config().group +
+  if (store.CanApply((*staged)->rows)) return absl::OkStatus();
+  return absl::InvalidArgumentError("staged must be of group '" + store.config().group +
                                     "' but has other tables or another dim");
 }
 
@@ -40,19 +38,19 @@ REGISTER_OP("EmbedpsShowRows")
         "Makes lookups without insert read the records that EmbedpsStageRows read for this store, "
         "until EmbedpsApplyRows has applied them. No lookup may run meanwhile.");
 
-class ShowRowsOp : public OpKernel {
+class ShowRowsOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr store;
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     StagedPtr staged;
-    OP_REQUIRES_OK(context, FindStaged(context, &store, &staged));
+    TF_RETURN_IF_ERROR(FindStaged(context, *store, &staged));
     StagedResource* const held = staged.release();
     const auto release = [held](const StagedRows*) { held->Unref(); };
-    store->store.Show(std::shared_ptr<const StagedRows>(&held->rows, release));
+    store->Show(std::shared_ptr<const StagedRows>(&held->rows, release));
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsShowRows").Device(tensorflow::DEVICE_CPU), ShowRowsOp);
+EMBEDPS_KERNEL(ShowRows);
 
 REGISTER_OP("EmbedpsApplyRows")
     .Input("store: resource")
@@ -66,15 +64,14 @@ REGISTER_OP("EmbedpsApplyRows")
 class ApplyRowsOp : public FileOp {
  public:
   explicit ApplyRowsOp(OpKernelConstruction* c) : FileOp(c) { niceness_ = kFileNiceness; }
-  absl::Status Work(OpKernelContext* context) override {
-    StorePtr store;
+  absl::Status Work(OpKernelContext* context, RowStore* store) override {
     StagedPtr staged;
-    TF_RETURN_IF_ERROR(FindStaged(context, &store, &staged));
-    store->store.Apply(staged->rows, SerialFor);
+    TF_RETURN_IF_ERROR(FindStaged(context, *store, &staged));
+    store->Apply(staged->rows, SerialFor);
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsApplyRows").Device(tensorflow::DEVICE_CPU), ApplyRowsOp);
+EMBEDPS_KERNEL(ApplyRows);
 
 REGISTER_OP("EmbedpsLookupStaged")
     .Input("store: resource")
@@ -87,25 +84,25 @@ REGISTER_OP("EmbedpsLookupStaged")
     .SetShapeFn([](InferenceContext* c) { return SetRowsShape(c, 2); })
     .Doc("Reads rows as EmbedpsLookup without insert will once `staged` is applied.");
 
-class LookupStagedOp : public OpKernel {
+class LookupStagedOp : public StoreOp {
  public:
-  explicit LookupStagedOp(OpKernelConstruction* c) : OpKernel(c) {
+  explicit LookupStagedOp(OpKernelConstruction* c) : StoreOp(c) {
     OP_REQUIRES_OK(c, c->GetAttr("dim", &dim_));
   }
-  void Compute(OpKernelContext* context) override {
-    StorePtr store;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     StagedPtr staged;
-    OP_REQUIRES_OK(context, FindStaged(context, &store, &staged));
+    TF_RETURN_IF_ERROR(FindStaged(context, *store, &staged));
     IdsByTable batch;
     float* rows;
-    OP_REQUIRES_OK(context, BeginLookup(context, 2, store->store, dim_, &batch, &rows));
-    store->store.LookupStaged(batch, staged->rows, DeviceThreads(context), rows);
+    TF_RETURN_IF_ERROR(BeginLookup(context, 2, *store, dim_, &batch, &rows));
+    store->LookupStaged(batch, staged->rows, DeviceThreads(context), rows);
+    return absl::OkStatus();
   }
 
  private:
   int dim_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsLookupStaged").Device(tensorflow::DEVICE_CPU), LookupStagedOp);
+EMBEDPS_KERNEL(LookupStaged);
 
 REGISTER_OP("EmbedpsStagedIds")
     .Input("store: resource")
@@ -124,33 +121,27 @@ REGISTER_OP("EmbedpsStagedIds")
         "Lists the staged ids of a table, each once; whether their rows go; and whether they will "
         "be read as other bits than now.");
 
-class StagedIdsOp : public OpKernel {
+class StagedIdsOp : public TableOp {
  public:
-  explicit StagedIdsOp(OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("table", &table_));
-  }
-  void Compute(OpKernelContext* context) override {
-    StorePtr store;
+  using TableOp::TableOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     StagedPtr staged;
-    OP_REQUIRES_OK(context, FindStaged(context, &store, &staged));
-    OP_REQUIRES_OK(context, CheckTable(store->store, table_));
+    TF_RETURN_IF_ERROR(FindStaged(context, *store, &staged));
     const auto [first, last] = staged->rows.RangeOf(table_);
     const RowColumns& columns = staged->rows.columns();
     Tensor *ids, *removed, *differs;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {last - first}, &ids));
-    OP_REQUIRES_OK(context, context->allocate_output(1, {last - first}, &removed));
-    OP_REQUIRES_OK(context, context->allocate_output(2, {last - first}, &differs));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {last - first}, &ids));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {last - first}, &removed));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, {last - first}, &differs));
     std::copy(columns.id.begin() + first, columns.id.begin() + last, ids->flat<int64_t>().data());
     std::copy(columns.removed.begin() + first, columns.removed.begin() + last,
               removed->flat<bool>().data());
-    store->store.CompareStaged(table_, staged->rows, DeviceThreads(context),
-                               differs->flat<bool>().data());
+    store->CompareStaged(table_, staged->rows, DeviceThreads(context),
+                         differs->flat<bool>().data());
+    return absl::OkStatus();
   }
-
- private:
-  int table_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStagedIds").Device(tensorflow::DEVICE_CPU), StagedIdsOp);
+EMBEDPS_KERNEL(StagedIds);
 
 }  // namespace
 }  // namespace embedps

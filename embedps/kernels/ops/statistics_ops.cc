@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/ops/store_op.h"
 #include "embedps/kernels/runtime/process_memory.h"
 #include "embedps/kernels/runtime/throttle.h"
 #include "embedps/kernels/store/table_scan.h"
@@ -19,7 +19,6 @@ namespace embedps {
 namespace {
 
 using tensorflow::AsyncOpKernel;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -41,26 +40,25 @@ REGISTER_OP("EmbedpsTableUse")
         "Counts training lookups. lookups: distinct ids of all batches, of each table. process: "
         "resident bytes, and the bytes that are left for the process, or -1.");
 
-class TableUseOp : public OpKernel {
+class TableUseOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    const LookupCounts& counts = resource->store.lookup_counts();
-    const int num_tables = resource->store.num_tables();
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    const LookupCounts& counts = store->lookup_counts();
+    const int num_tables = store->num_tables();
     Tensor *lookups, *batches, *process;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {num_tables}, &lookups));
-    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &batches));
-    OP_REQUIRES_OK(context, context->allocate_output(2, {2}, &process));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {num_tables}, &lookups));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &batches));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, {2}, &process));
     for (int t = 0; t < num_tables; ++t) lookups->vec<int64_t>()(t) = counts.ids(t);
     batches->scalar<int64_t>()() = counts.batches();
     const ProcessMemory memory = ReadProcessMemory();
     process->vec<int64_t>()(0) = memory.resident_bytes;
     process->vec<int64_t>()(1) = memory.available_bytes;
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsTableUse").Device(tensorflow::DEVICE_CPU), TableUseOp);
+EMBEDPS_KERNEL(TableUse);
 
 // Rests between slices of work so that this thread takes a small share of the cores while training
 // uses the rows. It is no Throttle: these share a budget, of which saves would have less.
@@ -176,7 +174,7 @@ class ScanTablesOp : public AsyncOpKernel {
     return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsScanTables").Device(tensorflow::DEVICE_CPU), ScanTablesOp);
+EMBEDPS_KERNEL(ScanTables);
 
 REGISTER_OP("EmbedpsRowIds")
     .Input("store: resource")
@@ -189,25 +187,18 @@ REGISTER_OP("EmbedpsRowIds")
     })
     .Doc("Lists the ids of a table's rows, in no order.");
 
-class RowIdsOp : public OpKernel {
+class RowIdsOp : public TableOp {
  public:
-  explicit RowIdsOp(OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("table", &table_));
-  }
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    OP_REQUIRES_OK(context, CheckTable(resource->store, table_));
-    const std::vector<int64_t> ids = resource->store.Ids(table_);
+  using TableOp::TableOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    const std::vector<int64_t> ids = store->Ids(table_);
     Tensor* out;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {static_cast<int64_t>(ids.size())}, &out));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {static_cast<int64_t>(ids.size())}, &out));
     std::copy(ids.begin(), ids.end(), out->flat<int64_t>().data());
+    return absl::OkStatus();
   }
-
- private:
-  int table_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsRowIds").Device(tensorflow::DEVICE_CPU), RowIdsOp);
+EMBEDPS_KERNEL(RowIds);
 
 }  // namespace
 }  // namespace embedps

@@ -45,7 +45,7 @@ class StepLogOp : public OpKernel {
  private:
   std::string container_, name_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStepLog").Device(tensorflow::DEVICE_CPU), StepLogOp);
+EMBEDPS_KERNEL(StepLog);
 
 REGISTER_OP("EmbedpsStepIsNew")
     .Input("log: resource")
@@ -62,12 +62,10 @@ class StepIsNewOp : public OpKernel {
     LogPtr resource;
     uint32_t step;
     OP_REQUIRES_OK(context, FindLog(context, &resource, &step));
-    Tensor* is_new;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &is_new));
-    is_new->scalar<bool>()() = !resource->log.Has(step);
+    OP_REQUIRES_OK(context, OutputScalar<bool>(context, 0, !resource->log.Has(step)));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStepIsNew").Device(tensorflow::DEVICE_CPU), StepIsNewOp);
+EMBEDPS_KERNEL(StepIsNew);
 
 REGISTER_OP("EmbedpsStepsSeen")
     .Input("log: resource")
@@ -84,12 +82,10 @@ class StepsSeenOp : public OpKernel {
     LogPtr resource;
     uint32_t step;
     OP_REQUIRES_OK(context, FindLog(context, &resource, &step));
-    Tensor* seen;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &seen));
-    seen->scalar<int64_t>()() = resource->log.Count();
+    OP_REQUIRES_OK(context, OutputScalar<int64_t>(context, 0, resource->log.Count()));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStepsSeen").Device(tensorflow::DEVICE_CPU), StepsSeenOp);
+EMBEDPS_KERNEL(StepsSeen);
 
 REGISTER_OP("EmbedpsStepApplied")
     .Input("log: resource")
@@ -113,7 +109,7 @@ class StepAppliedOp : public OpKernel {
     resource->log.Add(step, worker, seen);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStepApplied").Device(tensorflow::DEVICE_CPU), StepAppliedOp);
+EMBEDPS_KERNEL(StepApplied);
 
 REGISTER_OP("EmbedpsStepEnter")
     .Input("log: resource")
@@ -143,7 +139,7 @@ class StepEnterOp : public tensorflow::AsyncOpKernel {
  private:
   int64_t most_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStepEnter").Device(tensorflow::DEVICE_CPU), StepEnterOp);
+EMBEDPS_KERNEL(StepEnter);
 
 REGISTER_OP("EmbedpsStepLeave")
     .Input("log: resource")
@@ -163,7 +159,7 @@ class StepLeaveOp : public OpKernel {
     resource->gate.Leave(worker);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStepLeave").Device(tensorflow::DEVICE_CPU), StepLeaveOp);
+EMBEDPS_KERNEL(StepLeave);
 
 REGISTER_OP("EmbedpsStaleness")
     .Input("log: resource")
@@ -188,7 +184,7 @@ class StalenessOp : public OpKernel {
     }
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStaleness").Device(tensorflow::DEVICE_CPU), StalenessOp);
+EMBEDPS_KERNEL(Staleness);
 
 REGISTER_OP("EmbedpsTaskIndex")
     .Output("task: int64")
@@ -204,12 +200,10 @@ class TaskIndexOp : public OpKernel {
     OP_REQUIRES(context,
                 tensorflow::DeviceNameUtils::ParseFullName(context->device()->name(), &name),
                 absl::InternalError(absl::StrCat("cannot parse ", context->device()->name())));
-    Tensor* task;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &task));
-    task->scalar<int64_t>()() = name.has_task ? name.task : 0;
+    OP_REQUIRES_OK(context, OutputScalar<int64_t>(context, 0, name.has_task ? name.task : 0));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsTaskIndex").Device(tensorflow::DEVICE_CPU), TaskIndexOp);
+EMBEDPS_KERNEL(TaskIndex);
 
 }  // namespace
 }  // namespace embedps

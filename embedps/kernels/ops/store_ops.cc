@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/ops/store_op.h"
 #include "embedps/kernels/runtime/constants.h"
 #include "embedps/kernels/runtime/names.h"
 #include "embedps/kernels/runtime/settings.h"
@@ -156,7 +156,7 @@ class RowStoreOp : public OpKernel {
   int64_t max_server_bytes_ = 0;
   RowStoreConfig config_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsRowStore").Device(tensorflow::DEVICE_CPU), RowStoreOp);
+EMBEDPS_KERNEL(RowStore);
 
 REGISTER_OP("EmbedpsDropStores")
     .Attr("container: string")
@@ -176,7 +176,7 @@ class DropStoresOp : public OpKernel {
  private:
   std::string container_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsDropStores").Device(tensorflow::DEVICE_CPU), DropStoresOp);
+EMBEDPS_KERNEL(DropStores);
 
 REGISTER_OP("EmbedpsLookup")
     .Input("store: resource")
@@ -189,26 +189,25 @@ REGISTER_OP("EmbedpsLookup")
     .SetShapeFn([](InferenceContext* c) { return SetRowsShape(c, 1); })
     .Doc("Reads rows. Creates absent rows if insert; else they read as their table declares.");
 
-class LookupOp : public OpKernel {
+class LookupOp : public StoreOp {
  public:
-  explicit LookupOp(OpKernelConstruction* c) : OpKernel(c) {
+  explicit LookupOp(OpKernelConstruction* c) : StoreOp(c) {
     OP_REQUIRES_OK(c, c->GetAttr("insert", &insert_));
     OP_REQUIRES_OK(c, c->GetAttr("dim", &dim_));
   }
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     IdsByTable batch;
     float* rows;
-    OP_REQUIRES_OK(context, BeginLookup(context, 1, resource->store, dim_, &batch, &rows));
-    resource->store.Lookup(batch, insert_, DeviceThreads(context), rows);
+    TF_RETURN_IF_ERROR(BeginLookup(context, 1, *store, dim_, &batch, &rows));
+    store->Lookup(batch, insert_, DeviceThreads(context), rows);
+    return absl::OkStatus();
   }
 
  private:
   bool insert_;
   int dim_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
+EMBEDPS_KERNEL(Lookup);
 
 REGISTER_OP("EmbedpsUpdateRates")
     .Input("store: resource")
@@ -224,20 +223,19 @@ REGISTER_OP("EmbedpsUpdateRates")
     })
     .Doc("Estimates of each id the share of steps that update its row.");
 
-class UpdateRatesOp : public OpKernel {
+class UpdateRatesOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     IdsByTable batch;
-    OP_REQUIRES_OK(context, ReadBatch(context, 1, resource->store, &batch));
+    TF_RETURN_IF_ERROR(ReadBatch(context, 1, *store, &batch));
     Tensor* rates;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {batch.num_ids}, &rates));
-    resource->store.UpdateRates(batch, DeviceThreads(context), rates->flat<float>().data());
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {batch.num_ids}, &rates));
+    store->UpdateRates(batch, DeviceThreads(context), rates->flat<float>().data());
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsUpdateRates").Device(tensorflow::DEVICE_CPU), UpdateRatesOp);
+EMBEDPS_KERNEL(UpdateRates);
 
 REGISTER_OP("EmbedpsUpdate")
     .Input("store: resource")
@@ -251,40 +249,39 @@ REGISTER_OP("EmbedpsUpdate")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Applies summed gradients to the rows that exist, if the step is new.");
 
-class UpdateOp : public OpKernel {
+class UpdateOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    RowStore& store = resource->store;
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     IdsByTable batch;
-    OP_REQUIRES_OK(context, ReadBatch(context, 1, store, &batch));
+    TF_RETURN_IF_ERROR(ReadBatch(context, 1, *store, &batch));
     const Tensor& gradients = context->input(3);
-    OP_REQUIRES(context, gradients.shape() == TensorShape({batch.num_ids, store.config().dim}),
-                absl::InvalidArgumentError(
-                    "group '" + store.config().group + "': gradients must be [" +
-                    std::to_string(batch.num_ids) + ", " + std::to_string(store.config().dim) +
-                    "] but got " + gradients.shape().DebugString()));
+    if (gradients.shape() != TensorShape({batch.num_ids, store->config().dim})) {
+      return absl::InvalidArgumentError("group '" + store->config().group +
+                                        "': gradients must be [" + std::to_string(batch.num_ids) +
+                                        ", " + std::to_string(store->config().dim) + "] but got " +
+                                        gradients.shape().DebugString());
+    }
     float learning_rate = 0;
-    OP_REQUIRES_OK(context, ReadScalar(context, 4, "learning_rate", &learning_rate));
-    const bool divides = store.config().optimizer.divides_by_learning_rate();
-    OP_REQUIRES(
-        context, std::isfinite(learning_rate) && (divides ? learning_rate > 0 : learning_rate >= 0),
-        absl::InvalidArgumentError(
-            "group '" + store.config().group + "': learning_rate must be finite and " +
-            (divides ? "above 0" : "at least 0") + " but got " + std::to_string(learning_rate)));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 4, "learning_rate", &learning_rate));
+    const bool divides = store->config().optimizer.divides_by_learning_rate();
+    if (!(std::isfinite(learning_rate) && (divides ? learning_rate > 0 : learning_rate >= 0))) {
+      return absl::InvalidArgumentError(
+          "group '" + store->config().group + "': learning_rate must be finite and " +
+          (divides ? "above 0" : "at least 0") + " but got " + std::to_string(learning_rate));
+    }
     int64_t step = 0;
-    OP_REQUIRES_OK(context, ReadScalar(context, 5, "step", &step));
-    OP_REQUIRES_OK(context, CheckStep(step));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 5, "step", &step));
+    TF_RETURN_IF_ERROR(CheckStep(step));
     bool is_new = false;
-    OP_REQUIRES_OK(context, ReadScalar(context, 6, "is_new", &is_new));
-    if (!is_new) return;
-    store.Update(batch, gradients.flat<float>().data(), learning_rate, static_cast<uint32_t>(step),
-                 DeviceThreads(context));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 6, "is_new", &is_new));
+    if (!is_new) return absl::OkStatus();
+    store->Update(batch, gradients.flat<float>().data(), learning_rate, static_cast<uint32_t>(step),
+                  DeviceThreads(context));
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsUpdate").Device(tensorflow::DEVICE_CPU), UpdateOp);
+EMBEDPS_KERNEL(Update);
 
 REGISTER_OP("EmbedpsRemove")
     .Input("store: resource")
@@ -295,25 +292,15 @@ REGISTER_OP("EmbedpsRemove")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc("Removes rows of one table by id. removed: how many existed.");
 
-class RemoveOp : public OpKernel {
+class RemoveOp : public TableOp {
  public:
-  explicit RemoveOp(OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("table", &table_));
-  }
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    OP_REQUIRES_OK(context, CheckTable(resource->store, table_));
-    Tensor* removed;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &removed));
+  using TableOp::TableOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     const auto ids = context->input(1).flat<int64_t>();
-    removed->scalar<int64_t>()() = resource->store.Remove(table_, ids.data(), ids.size());
+    return OutputScalar(context, 0, store->Remove(table_, ids.data(), ids.size()));
   }
-
- private:
-  int table_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsRemove").Device(tensorflow::DEVICE_CPU), RemoveOp);
+EMBEDPS_KERNEL(Remove);
 
 REGISTER_OP("EmbedpsEvict")
     .Input("store: resource")
@@ -327,33 +314,24 @@ REGISTER_OP("EmbedpsEvict")
         "Removes a table's rows last updated before step and with fewer updates than "
         "max_frequency.");
 
-class EvictOp : public OpKernel {
+class EvictOp : public TableOp {
  public:
-  explicit EvictOp(OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("table", &table_));
-  }
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    OP_REQUIRES_OK(context, CheckTable(resource->store, table_));
+  using TableOp::TableOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
     int64_t step, max_frequency;
-    OP_REQUIRES_OK(context, ReadScalar(context, 1, "step", &step));
-    OP_REQUIRES_OK(context, ReadScalar(context, 2, "max_frequency", &max_frequency));
-    OP_REQUIRES(
-        context,
-        step >= 0 && step <= UINT32_MAX && max_frequency >= 0 && max_frequency <= UINT32_MAX,
-        absl::InvalidArgumentError("step and max_frequency must be in [0, 2^32) but got " +
-                                   std::to_string(step) + " and " + std::to_string(max_frequency)));
-    Tensor* removed;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &removed));
-    removed->scalar<int64_t>()() = resource->store.Evict(table_, static_cast<uint32_t>(step),
-                                                         static_cast<uint32_t>(max_frequency));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 1, "step", &step));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 2, "max_frequency", &max_frequency));
+    if (step < 0 || step > UINT32_MAX || max_frequency < 0 || max_frequency > UINT32_MAX) {
+      return absl::InvalidArgumentError("step and max_frequency must be in [0, 2^32) but got " +
+                                        std::to_string(step) + " and " +
+                                        std::to_string(max_frequency));
+    }
+    return OutputScalar<int64_t>(
+        context, 0,
+        store->Evict(table_, static_cast<uint32_t>(step), static_cast<uint32_t>(max_frequency)));
   }
-
- private:
-  int table_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsEvict").Device(tensorflow::DEVICE_CPU), EvictOp);
+EMBEDPS_KERNEL(Evict);
 
 REGISTER_OP("EmbedpsMarkClean")
     .Input("store: resource")
@@ -362,18 +340,14 @@ REGISTER_OP("EmbedpsMarkClean")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc("Forgets which rows were touched. cut: the next delta is since this cut.");
 
-class MarkCleanOp : public OpKernel {
+class MarkCleanOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    Tensor* cut;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &cut));
-    cut->scalar<int64_t>()() = resource->store.MarkClean();
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    return OutputScalar(context, 0, store->MarkClean());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsMarkClean").Device(tensorflow::DEVICE_CPU), MarkCleanOp);
+EMBEDPS_KERNEL(MarkClean);
 
 REGISTER_OP("EmbedpsClear")
     .Input("store: resource")
@@ -381,16 +355,15 @@ REGISTER_OP("EmbedpsClear")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Removes every row.");
 
-class ClearOp : public OpKernel {
+class ClearOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    resource->store.Clear();
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    store->Clear();
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsClear").Device(tensorflow::DEVICE_CPU), ClearOp);
+EMBEDPS_KERNEL(Clear);
 
 REGISTER_OP("EmbedpsStats")
     .Input("store: resource")
@@ -408,26 +381,25 @@ REGISTER_OP("EmbedpsStats")
         "Counts each table's rows and bytes. counters: memory_bytes, rejected_inserts, "
         "skipped_updates.");
 
-class StatsOp : public OpKernel {
+class StatsOp : public StoreOp {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    const RowStoreStats stats = resource->store.Stats();
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    const RowStoreStats stats = store->Stats();
     const int64_t num_tables = static_cast<int64_t>(stats.rows.size());
     Tensor *rows, *bytes, *counters;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {num_tables}, &rows));
-    OP_REQUIRES_OK(context, context->allocate_output(1, {num_tables}, &bytes));
-    OP_REQUIRES_OK(context, context->allocate_output(2, {3}, &counters));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {num_tables}, &rows));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {num_tables}, &bytes));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, {3}, &counters));
     std::copy_n(stats.rows.data(), num_tables, rows->vec<int64_t>().data());
     std::copy_n(stats.table_bytes.data(), num_tables, bytes->vec<int64_t>().data());
     counters->vec<int64_t>()(0) = stats.memory_bytes;
     counters->vec<int64_t>()(1) = stats.rejected_inserts;
     counters->vec<int64_t>()(2) = stats.skipped_updates;
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStats").Device(tensorflow::DEVICE_CPU), StatsOp);
+EMBEDPS_KERNEL(Stats);
 
 }  // namespace
 }  // namespace embedps

@@ -49,10 +49,8 @@ absl::Status FindOrCreate(tensorflow::OpKernelContext* context, const std::strin
         return absl::OkStatus();
       }));
   const tensorflow::core::RefCountPtr<Resource> release(found);
-  tensorflow::Tensor* handle;
-  TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &handle));
-  handle->scalar<tensorflow::ResourceHandle>()() =
-      tensorflow::MakeResourceHandle<Resource>(context, container, name);
+  TF_RETURN_IF_ERROR(OutputScalar<tensorflow::ResourceHandle>(
+      context, 0, tensorflow::MakeResourceHandle<Resource>(context, container, name)));
   return absl::OkStatus();
 }
 

@@ -60,7 +60,7 @@ class AwaitStepOp : public tensorflow::AsyncOpKernel {
         });
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsAwaitStep").Device(tensorflow::DEVICE_CPU), AwaitStepOp);
+EMBEDPS_KERNEL(AwaitStep);
 
 REGISTER_OP("EmbedpsAddPart")
     .Input("log: resource")
@@ -146,7 +146,7 @@ class AddPartOp : public tensorflow::AsyncOpKernel {
 
   PartTensors tensors_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsAddPart").Device(tensorflow::DEVICE_CPU), AddPartOp);
+EMBEDPS_KERNEL(AddPart);
 
 REGISTER_OP("EmbedpsStepTaken")
     .Input("log: resource")
@@ -169,7 +169,7 @@ class StepTakenOp : public tensorflow::OpKernel {
     (*turn)->Applied();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsStepTaken").Device(tensorflow::DEVICE_CPU), StepTakenOp);
+EMBEDPS_KERNEL(StepTaken);
 
 REGISTER_OP("EmbedpsOpenSteps")
     .Input("log: resource")
@@ -194,7 +194,7 @@ class OpenStepsOp : public tensorflow::OpKernel {
     }
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsOpenSteps").Device(tensorflow::DEVICE_CPU), OpenStepsOp);
+EMBEDPS_KERNEL(OpenSteps);
 
 }  // namespace
 }  // namespace embedps

@@ -11,6 +11,10 @@
 #include "tensorflow/core/platform/errors.h"
 #include "tensorflow/core/platform/threadpool.h"
 
+// Registers class XOp as the kernel of op EmbedpsX.
+#define EMBEDPS_KERNEL(X) \
+  REGISTER_KERNEL_BUILDER(Name("Embedps" #X).Device(tensorflow::DEVICE_CPU), X##Op)
+
 namespace embedps {
 
 inline absl::Status ToTensorFlow(const Status& status) {
@@ -27,6 +31,14 @@ inline absl::Status ToTensorFlow(const Status& status) {
       return absl::InternalError(status.message());  // Unavailable would mean a lost server
   }
   return absl::UnknownError(status.message());
+}
+
+template <typename T>
+absl::Status OutputScalar(tensorflow::OpKernelContext* context, int at, const T& value) {
+  tensorflow::Tensor* out;
+  TF_RETURN_IF_ERROR(context->allocate_output(at, {}, &out));
+  out->scalar<T>()() = value;
+  return absl::OkStatus();
 }
 
 // Returns a ParallelFor on the device's threads.

@@ -285,11 +285,10 @@ REGISTER_OP("EmbedpsProcessId")
     .SetShapeFn(ScalarShapes)
     .Doc("Returns the id of the process that runs this op.");
 
-REGISTER_KERNEL_BUILDER(Name("EmbedpsUnitReader").Device(tf::DEVICE_CPU), UnitReaderOp);
-REGISTER_KERNEL_BUILDER(Name("EmbedpsUnitReaderNext").Device(tf::DEVICE_CPU), UnitReaderNextOp);
-REGISTER_KERNEL_BUILDER(Name("EmbedpsUnitReaderLiveCount").Device(tf::DEVICE_CPU),
-                        UnitReaderLiveCountOp);
-REGISTER_KERNEL_BUILDER(Name("EmbedpsProcessId").Device(tf::DEVICE_CPU), ProcessIdOp);
+EMBEDPS_KERNEL(UnitReader);
+EMBEDPS_KERNEL(UnitReaderNext);
+EMBEDPS_KERNEL(UnitReaderLiveCount);
+EMBEDPS_KERNEL(ProcessId);
 
 }  // namespace
 }  // namespace embedps

@@ -152,7 +152,7 @@ class RouteOp : public OpKernel {
   std::vector<std::string> tables_;
   int num_shards_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
+EMBEDPS_KERNEL(Route);
 
 REGISTER_OP("EmbedpsKeepLast")
     .Input("ids: int64")
@@ -194,7 +194,7 @@ class KeepLastOp : public OpKernel {
  private:
   int64_t max_length_;
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsKeepLast").Device(tensorflow::DEVICE_CPU), KeepLastOp);
+EMBEDPS_KERNEL(KeepLast);
 
 // The base of EmbedpsCombine and its gradient: reads the attributes and the features' positions.
 class CombineBase : public OpKernel {
@@ -377,7 +377,7 @@ class CombineOp : public CombineBase {
     Combine(features, rows, dim, DeviceThreads(context), to);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsCombine").Device(tensorflow::DEVICE_CPU), CombineOp);
+EMBEDPS_KERNEL(Combine);
 
 REGISTER_OP("EmbedpsCombineGrad")
     .Input("upstream: num_features * float")
@@ -437,7 +437,7 @@ class CombineGradOp : public CombineBase {
     CombineGradient(features, gradient_of, dim, num_tables(), DeviceThreads(context), gradients);
   }
 };
-REGISTER_KERNEL_BUILDER(Name("EmbedpsCombineGrad").Device(tensorflow::DEVICE_CPU), CombineGradOp);
+EMBEDPS_KERNEL(CombineGrad);
 
 }  // namespace
 }  // namespace embedps

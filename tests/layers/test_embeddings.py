@@ -329,7 +329,7 @@ def test_admission_reads_and_learns_alike_in_training_and_scoring() -> None:
 
 @pytest.mark.parametrize("subclassed", [True, False])
 def test_a_model_of_keras_3_is_refused(subclassed: bool) -> None:
-    import keras  # type: ignore[import-untyped]
+    import keras
 
     layer = embedps.Embeddings({"a": 4})
 

@@ -110,7 +110,7 @@ def test_an_export_says_what_it_is_of(tmp_path: Path, model_dir: Path, capsys: A
     assert export.export(config) == tmp_path / str(first)
     assert "is there already" in capsys.readouterr().out
     file = tmp_path / "export.toml"
-    file.write_text(f'model_dir = "{model_dir}"\noutput = "{tmp_path}"\nrows = "bfloat16"\n')
+    file.write_text(f'model_dir = "{model_dir}"\noutput = "{tmp_path}"\nrow_dtype = "bfloat16"\n')
     assert run("--config", file) == 2
     assert "is there, with rows of float32: give another" in capsys.readouterr().err
     assert run("--config", file, "--row-dtype", "float32") == 0

@@ -135,6 +135,7 @@ def test_a_run_evicts_by_event_time(stream, tmp_path):
         batch_size=50,
         unit_rows=250,
         shuffle=False,
+        eval="none",
     )
     trainer = Trainer(recommender, stream, config)
     trainer.fit()

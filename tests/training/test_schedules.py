@@ -189,14 +189,12 @@ def test_the_networks_weights_decay(tmp_path: Path, dataset: Dataset, kind: str)
         trainer.fit()
         kernels = [v for v in trainer._setup.model.variables if v.shape.rank == 2]
         norms[decay] = float(sum(tf.norm(v) for v in kernels))
-        resumed = {**trainer._config.to_options(), "epochs": 2}
-        assert (
-            embedps.Trainer(
-                make_dlrm(dataset), dataset, embedps.TrainConfig.from_options(**resumed)
-            )
-            .fit()
-            .finished
-        )
+    resumed = {**trainer._config.to_options(), "epochs": 2}
+    assert (
+        embedps.Trainer(make_dlrm(dataset), dataset, embedps.TrainConfig.from_options(**resumed))
+        .fit()
+        .finished
+    )
     assert norms[30.0] < 0.5 * norms[0.0]
 
 

@@ -35,7 +35,7 @@ help: ## say what there is
 train: env kernels $(DATASET) ## generate click logs, write Parquet, train DLRM, print its scores
 	$(PY) -m embedps.train --model dlrm --data $(RUN)/dataset --model-dir $(RUN)/model $(TRAIN_FLAGS)
 
-test: env kernels ## run the quick tests, which train on a local cluster too (12 to 26 min on 2 cores)
+test: env kernels ## run the quick tests, which train on a local cluster too
 	$(PYTEST) -m 'not slow' $(PYTEST_FLAGS)
 
 test-slow: env kernels ## run the tests that `make test` leaves out

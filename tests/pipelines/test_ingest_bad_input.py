@@ -21,34 +21,36 @@ from embedps.pipelines.ingestion.lock import locked
 from tests.pipelines.builders import make_lines, write_log
 from tests.pipelines.shop import NAMES, SHOP, bad_lines, load, make, make_records, write_csv
 
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("a,b,c", "must have 9 fields, got 3"),
-        ("zz,,1,1,1,s,1,t,1", "user must be a hexadecimal id or empty, got 'zz'"),
-        ("1,,2,1,1,s,1,t,1", "bought must be 0 or 1, got '2'"),
-        ("1,,,1,1,s,1,t,1", "bought must not be missing"),
-        ("1,,1,1e999,1,s,1,t,1", "price must be a finite number, got '1e999'"),
-        ("1,,1,nan,1,s,1,t,1", "price must be a number or empty, got 'nan'"),
-        ("1,,1,1,1.5,s,1,t,1", "age must be an integer or empty, got '1.5'"),
-        ("1,,1,1,1,s,18446744073709551616,t,1", "item must fit in 64 bits"),
-        ("1,,1,1,1,s,1,t,-1", "weight must be 0 or more, got '-1'"),
-        ("1,,1,1,1,s,1,t,", "weight must not be missing"),
-        ('1,"x,1,1,1,s,1,t,1', "the quote at byte 2 must be closed"),
-        ("1,,1,1,1,\udcff,1,t,1", "must be UTF-8: invalid start byte at byte 9"),
-    ],
+BAD_LINES = (
+    ("a,b,c", "must have 9 fields, got 3"),
+    ("zz,,1,1,1,s,1,t,1", "user must be a hexadecimal id or empty, got 'zz'"),
+    ("1,,2,1,1,s,1,t,1", "bought must be 0 or 1, got '2'"),
+    ("1,,,1,1,s,1,t,1", "bought must not be missing"),
+    ("1,,1,1e999,1,s,1,t,1", "price must be a finite number, got '1e999'"),
+    ("1,,1,nan,1,s,1,t,1", "price must be a number or empty, got 'nan'"),
+    ("1,,1,1,1.5,s,1,t,1", "age must be an integer or empty, got '1.5'"),
+    ("1,,1,1,1,s,18446744073709551616,t,1", "item must fit in 64 bits"),
+    ("1,,1,1,1,s,1,t,-1", "weight must be 0 or more, got '-1'"),
+    ("1,,1,1,1,s,1,t,", "weight must not be missing"),
+    ('1,"x,1,1,1,s,1,t,1', "the quote at byte 2 must be closed"),
+    ("1,,1,1,1,\udcff,1,t,1", "must be UTF-8: invalid start byte at byte 9"),
 )
-def test_bad_line_is_set_aside_with_file_line_and_reason(tmp_path: Path, line: str, reason: str):
+
+
+def test_bad_lines_are_set_aside_with_file_line_and_reason(tmp_path: Path):
     path = write_csv(tmp_path / "logs/a.csv", make_records(100))
-    good = path.read_bytes().split(b"\n")[:-1]
-    raw = line.encode("utf-8", errors="surrogateescape")
-    write_log(path, [*good[:41], raw, *good[41:]])
-    dataset = make(load(tmp_path), path, tmp_path / "out")
-    (record,) = bad_lines(dataset)
-    assert (record["file"], record["line"]) == ("a.csv", 42)
-    assert reason in record["reason"]
-    assert (dataset.input.lines_read, dataset.input.lines_bad) == (101, 1)
+    lines = path.read_bytes().split(b"\n")[:-1]
+    for number, (line, _) in enumerate(BAD_LINES):
+        lines.insert(41 + 3 * number, line.encode("utf-8", errors="surrogateescape"))
+    write_log(path, lines)
+    dataset = make(load(tmp_path), path, tmp_path / "out", max_bad_fraction=0.2)
+    records = bad_lines(dataset)
+    assert [(each["file"], each["line"]) for each in records] == [
+        ("a.csv", 42 + 3 * number) for number in range(len(BAD_LINES))
+    ]
+    for record, (_, reason) in zip(records, BAD_LINES, strict=True):
+        assert reason in record["reason"]
+    assert (dataset.input.lines_read, dataset.input.lines_bad) == (112, 12)
     assert sum(split.rows for split in dataset.splits.values()) == 100
 
 

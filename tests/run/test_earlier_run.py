@@ -5,14 +5,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from embedps.run.run_config import EARLIER_NAMES
 from embedps.run.summary import read_evaluations
+from tests import forked
 from tests.builders import write_dataset
 
 STORED = Path(__file__).parent / "stored" / "model"
@@ -27,9 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = forked.run(["-m", *command], cwd=folder, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -42,6 +42,14 @@ def dataset(tmp_path_factory) -> Dataset:
     )
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, dataset) -> Path:
+    """The directory of a run that has ended, for tests that leave it as it is."""
+    model_dir = tmp_path_factory.mktemp("finished") / "m"
+    make_trainer(dataset, model_dir, seed=3).fit()
+    return model_dir
+
+
 def chain_rows(model_dir: Path, group: str, columns=None) -> pa.Table:
     directory = CheckpointDirectory(model_dir)
     rows = read_chain(directory, latest(directory.path), group)
@@ -119,10 +127,13 @@ def test_loss_falls_below_the_base_rates_entropy_and_from_epoch_to_epoch(tmp_pat
     assert summary["training"]["auc"] > 0.7
 
 
-def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(tmp_path, dataset):
+@pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(
+    tmp_path, dataset, seeds
+):
     fields: dict[str, Any] = {"sparse_learning_rate": 0.1, "dense_learning_rate": 0.01}
     losses: dict[str, list[float]] = {"float32": [], "bfloat16": []}
-    for dtype, seed in itertools.product(losses, range(4)):
+    for dtype, seed in itertools.product(losses, range(seeds)):
         recommender = make_dlrm(dataset, compute_dtype=dtype)
         model_dir = tmp_path / f"{dtype}-{seed}"
         trainer = make_trainer(dataset, model_dir, recommender=recommender, seed=seed, **fields)
@@ -130,7 +141,8 @@ def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(t
     # A run of 51 steps goes its own way from any rounding: by up to 0.0021 of six seeds, either
     # way. What must not differ is where the runs go on average.
     assert losses["bfloat16"] != losses["float32"]
-    assert np.mean(losses["bfloat16"]) == pytest.approx(np.mean(losses["float32"]), abs=1e-3)
+    within = 1e-3 if seeds > 1 else 2.1e-3  # of one seed, by the figure above
+    assert np.mean(losses["bfloat16"]) == pytest.approx(np.mean(losses["float32"]), abs=within)
     dtypes = [[a.dtype for a in dense_of(tmp_path / f"{name}-0").values()] for name in losses]
     assert dtypes[0] == dtypes[1]
     resumed = make_trainer(dataset, tmp_path / "bfloat16-0", epochs=2, **fields).fit().summary
@@ -184,20 +196,18 @@ def test_each_example_is_trained_on_once_an_epoch(tmp_path, dataset, num_workers
     assert visits(tmp_path) == dict.fromkeys(range(dataset.split("train").rows), 2)
 
 
-def test_same_seed_gives_the_same_bits_with_one_worker(tmp_path, dataset):
-    for name in ("a", "b"):
-        make_trainer(dataset, tmp_path / name, seed=3).fit()
-    assert_same_rows(tmp_path / "a", tmp_path / "b")
-    a, b = dense_of(tmp_path / "a"), dense_of(tmp_path / "b")
+def test_same_seed_gives_the_same_bits_with_one_worker(tmp_path, dataset, finished):
+    make_trainer(dataset, tmp_path, seed=3).fit()
+    assert_same_rows(tmp_path, finished)
+    a, b = dense_of(tmp_path), dense_of(finished)
     assert a.keys() == b.keys()
     assert all(np.array_equal(a[k], b[k]) for k in a)
 
 
-def test_other_seed_gives_other_rows(tmp_path, dataset):
-    for seed in (3, 4):
-        make_trainer(dataset, tmp_path / str(seed), seed=seed).fit()
-    (group,) = sections_of(tmp_path / "3")
-    assert not chain_rows(tmp_path / "3", group).equals(chain_rows(tmp_path / "4", group))
+def test_other_seed_gives_other_rows(tmp_path, dataset, finished):
+    make_trainer(dataset, tmp_path, seed=4).fit()
+    (group,) = sections_of(finished)
+    assert not chain_rows(tmp_path, group).equals(chain_rows(finished, group))
 
 
 def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
@@ -213,6 +223,7 @@ def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
                 unit_rows=512,
                 epochs=3,
                 sparse_learning_rate=0.3,
+                eval="none",
             ),
             EmbeddedCluster(num_workers=2, num_shards=3),
         )
@@ -507,18 +518,16 @@ def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):
         ({"top_mlp": (8, 8)}, "dense variable"),
     ],
 )
-def test_checkpoint_of_another_model_is_refused(tmp_path, dataset, change, message):
-    make_trainer(dataset, tmp_path).fit()
+def test_checkpoint_of_another_model_is_refused(dataset, finished, change, message):
     other = make_dlrm(dataset, **change)
     with pytest.raises(DimMismatchError, match=message):
-        make_trainer(dataset, tmp_path, recommender=other)
+        make_trainer(dataset, finished, recommender=other, seed=3)
 
 
-def test_checkpoint_of_other_data_is_refused(tmp_path, dataset):
-    make_trainer(dataset, tmp_path / "m").fit()
+def test_checkpoint_of_other_data_is_refused(tmp_path, finished):
     other = write_dataset(tmp_path / "other", seed=1)
     with pytest.raises(UsageError, match="data to train on has 3000 rows in 2 files, the"):
-        make_trainer(other, tmp_path / "m")
+        make_trainer(other, finished)
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path):

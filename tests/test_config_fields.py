@@ -1,6 +1,8 @@
 """Numbers and paths that a config may not hold: one line, from a flag, a file or Python."""
 
+import argparse
 import dataclasses
+import functools
 import json
 import math
 import typing
@@ -14,6 +16,7 @@ from embedps import config_fields, train
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import MAX_COUNT, MAX_SECS
 from embedps.console import flags
+from embedps.console.command_line import Parser
 from embedps.console.flags import flag_name
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
@@ -78,6 +81,21 @@ def outcome(make) -> str:
     return ""
 
 
+@functools.cache
+def parser_of_train() -> argparse.ArgumentParser:
+    """The flags of `embedps.train`, made once: it makes them anew for each command."""
+    parser = Parser(prog="train")
+    flags.add_file_flag(parser)
+    for config in CONFIGS:
+        flags.add_flags(parser, config)
+    return parser
+
+
+def read(config: type, *arguments: str) -> Any:
+    given = parser_of_train().parse_args(arguments)
+    return flags.make(config, given, flags.read_file(given.config, *CONFIGS))
+
+
 @pytest.mark.parametrize(
     ("config", "name", "kind"), of_kind(int, float), ids=lambda x: getattr(x, "__name__", x)
 )
@@ -85,11 +103,11 @@ def test_any_number_is_taken_or_refused_in_one_line(tmp_path, config, name, kind
     needed = REQUIRED if config is TrainConfig else {}
     for text in NUMBERS:
         with_flag = [f"{flag_name(n)}={v}" for n, v in {**REQUIRED, name: text}.items()]
-        of_flag = outcome(lambda given=with_flag: part(train.parse(given), config))
+        of_flag = outcome(lambda given=with_flag: read(config, *given))
         path = tmp_path / "config.toml"
         literal = f"[{text}]" if is_tuple(config, name) else text
         path.write_text(f'data = "d"\nmodel_dir = "m"\n{name} = {literal}\n')
-        of_file = outcome(lambda file=path: part(train.parse([f"--config={file}"]), config))
+        of_file = outcome(lambda file=path: read(config, f"--config={file}"))
         number: float = float(text)
         if text.lstrip("-").isdigit() and len(text) <= 4300:
             number = int(text)
@@ -99,10 +117,6 @@ def test_any_number_is_taken_or_refused_in_one_line(tmp_path, config, name, kind
             assert not each or name in each.replace("-", "_") or "TOML" in each
         if len(text) < 400:  # a float of more digits is infinite, an integer of them is none
             assert bool(of_flag) == bool(of_file) == bool(of_python), text
-
-
-def part(run, config):
-    return run.config if config is TrainConfig else run.model_config
 
 
 @pytest.mark.parametrize(

@@ -353,8 +353,15 @@ def test_command_line_prints_a_summary_then_keeps_it_then_refuses(
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("beam_flags", [(), TWO_WORKERS], ids=["one", "two"])
-@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("sig", "beam_flags"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, TWO_WORKERS),
+        pytest.param(signal.SIGINT, TWO_WORKERS, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, (), marks=pytest.mark.slow),
+    ],
+)
 def test_interrupt_leaves_nothing_that_looks_finished(
     tmp_path: Path, sig: signal.Signals, beam_flags: tuple[str, ...]
 ):

@@ -10,13 +10,12 @@ every count must be the twin's.
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import forked
+from tests.forked import ROOT
+
 # Who changes the tables asks for ten.
 THOUSANDS = int(os.environ.get("EMBEDPS_TRACES_THOUSANDS", "2"))
 DOES = {
@@ -46,13 +45,10 @@ DOES = {
 
 
 def run_traces(first: int, num_traces: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tables.oracle_program", str(first), str(num_traces)],
+    done = forked.run(
+        ["-m", "tests.tables.oracle_program", str(first), str(num_traces)],
         cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
-        text=True,
-        check=False,
         timeout=560,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import tensorflow as tf
 
 import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
@@ -25,6 +27,7 @@ from embedps.run.config import TrainConfig
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.training.callbacks import Callback
 from embedps.training.trainer import Trainer
+from tests.checkpoint.readers import newest_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDINALITIES = {"C1": 40, "C2": 300, "C3": 2000}
@@ -104,6 +107,16 @@ def write_dataset(
         splits=splits,
     ).save()
     return Dataset.open(directory)
+
+
+def dataset_fixture(write: Callable[..., Dataset] = write_dataset, **fields: Any) -> Any:
+    """Makes a module's fixture: a dataset, written once with these fields."""
+
+    @pytest.fixture(scope="module")
+    def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+        return write(tmp_path_factory.mktemp("data") / "set", **fields)
+
+    return dataset
 
 
 def make_listed(
@@ -222,10 +235,14 @@ def make_trainer(
 
 
 def latest(model_dir: Path) -> Manifest:
-    """The newest manifest, which must be there."""
-    manifest = CheckpointDirectory(model_dir).latest()
-    assert manifest is not None
-    return manifest
+    return newest_of(CheckpointDirectory(model_dir))
+
+
+def dense_of(model_dir: Path) -> dict[str, np.ndarray]:
+    """The network's variables of the newest checkpoint."""
+    dense = latest(model_dir).dense
+    assert dense is not None
+    return read_dense(CheckpointDirectory(model_dir).file(dense))
 
 
 def read_tags(folder: Path) -> set[str]:

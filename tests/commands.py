@@ -4,6 +4,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,29 @@ def start(module: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def run_program(
+    *arguments: str | Path,
+    fresh: bool = False,
+    given: str | None = None,
+    timeout_secs: float | None = None,
+    **more: str,
+) -> str:
+    """Runs a Python program, which must end well, in a process of its own; returns its output.
+
+    What connects to a cluster needs one: TensorFlow never leaves it. A `fresh` one has imported
+    nothing yet. Its input is what is `given`.
+    """
+    command = [*map(str, arguments)]
+    options: dict[str, Any] = {"cwd": ROOT, "env": environment(**more), "capture_output": True}
+    options |= {"input": given, "timeout": timeout_secs}
+    if fresh:
+        done = subprocess.run([sys.executable, *command], text=True, check=False, **options)
+    else:
+        done = forked.run(command, **options)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+    return done.stdout
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:

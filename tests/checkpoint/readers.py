@@ -12,6 +12,13 @@ from embedps.checkpoint.tools.replay import make_partitions, stream_table
 from embedps.errors import CheckpointError
 
 
+def newest_of(directory: CheckpointDirectory) -> Manifest:
+    """The newest manifest, which must be there."""
+    manifest = directory.latest()
+    assert manifest is not None
+    return manifest
+
+
 def read_row_file(path: Path | str) -> pa.Table:
     """Reads all records of a row file in file order, removals too, with floats as float32."""
     file = RowFile(path)

@@ -26,7 +26,7 @@ from embedps.cluster.local_cluster import LocalCluster
 from embedps.engine.recommender import Recommender
 from embedps.engine.steps.ways import SyncMode
 from embedps.tables import ops
-from tests.engine.sync_program import BATCH, RATE, START, Line, Trained, Twin, wait_for
+from tests.engine.sync_program import BATCH, RATE, START, InStep, Line, Twin, wait_for
 from tests.tables.builders import rows_of
 
 UNITS = {"A": 0, "B": 8, "C": 16}  # of 8 rows, by name the first
@@ -80,6 +80,21 @@ class GatedLine(Line):
         with tf.control_dependencies([self._gates.hold(row)]):
             label = tf.identity(features["label"])
         return self.loss_of(found, {"label": label})
+
+
+class GatedRun(InStep):
+    """A model whose batches wait, and the columns of its file."""
+
+    def __init__(
+        self, directory: Path, cluster: LocalCluster, name: str, sync: SyncMode, backup_workers: int
+    ) -> None:
+        dataset = row_visits.write_dataset(directory / name, train=(24,), evaluation=(4,))
+        gates = Gates(name)
+        recommender = Recommender(build=lambda: GatedLine(gates))
+        super().__init__(recommender, dataset, cluster, sync=sync, backup_workers=backup_workers)
+        self.gates = gates
+        table = pq.read_table(self.path)
+        self.columns = {key: table[key].to_numpy() for key in ("row", "label")}
 
 
 class Groups:
@@ -151,34 +166,21 @@ def check_script(
 ) -> None:
     """Parts that come in a scripted order have NumPy's values; late ones are in the next group."""
     name = f"{sync}-{backup_workers}"
-    dataset = row_visits.write_dataset(directory / name, train=(24,), evaluation=(4,))
-    table = pq.read_table(dataset.absolute_path(dataset.split("train").files[0]))
-    columns = {key: table[key].to_numpy() for key in ("row", "label")}
-    gates = Gates(name)
-    model = Trained(
-        Recommender(build=lambda: GatedLine(gates)),
-        dataset,
-        cluster,
-        sync=sync,
-        name="groups",
-        backup_workers=backup_workers,
-    )
+    model = GatedRun(directory, cluster, name, sync, backup_workers)
     calls = start(model, UNITS)
-    twin = Groups(columns, backup_workers, sync)
+    twin = Groups(model.columns, backup_workers, sync)
     script = SCRIPT if backup_workers else [f"{u}{k}" for k in range(NUM_BATCHES) for u in "CAB"]
     for batch in script:
         for each in twin.waiting():
-            gates.await_arrival(UNITS[each[0]] + int(each[1]) * BATCH)
+            model.gates.await_arrival(UNITS[each[0]] + int(each[1]) * BATCH)
         row = UNITS[batch[0]] + int(batch[1]) * BATCH
-        gates.release(row)
+        model.gates.release(row)
         await_part(model, row // BATCH)
         twin.release(batch)
     for call in calls.values():
         cluster.fetch(call)
     assert [group.tolist() for group in last_groups(model)] == [*twin.groups, []]
-    w, bias = (v.numpy() for v in model.step.model.trainable_variables)
-    np.testing.assert_array_equal(w, twin.twin.weights)
-    np.testing.assert_array_equal(bias, twin.twin.bias)
+    twin.twin.check(model)
     found = rows_of(model.collection, directory / f"rows-{name}")
     assert {key: row.embedding for (_, key), row in found.items()} == {
         key: tuple(value.tolist()) for key, value in twin.twin.rows["row"].items()
@@ -202,7 +204,7 @@ def check_order(directory: Path, cluster: LocalCluster) -> None:
     line = Recommender(build=lambda: Line(("row",)))
     modes: tuple[SyncMode, ...] = ("dense", "full")
     for sync in modes:
-        model = Trained(line, dataset, cluster, sync=sync, name="order", backup_workers=2)
+        model = InStep(line, dataset, cluster, sync=sync, backup_workers=2)
         unit: Any = model.unit  # a tf.function
         with cluster.scope():
             graph = unit.get_concrete_function(*arguments_of(model, "A")).graph
@@ -215,43 +217,34 @@ def check_order(directory: Path, cluster: LocalCluster) -> None:
             assert len(held) == cluster.num_ps, (sync, held)
 
 
-def arguments_of(model: Trained, unit: str) -> tuple[tf.Tensor, ...]:
+def arguments_of(model: InStep, unit: str) -> tuple[tf.Tensor, ...]:
     first = UNITS[unit]
-    return model.arguments(0, rows=(first, 8), first_step=first // BATCH, after=-1)[:6]
+    return model.arguments(8, first_row=first, first_step=first // BATCH, rate=RATE)
 
 
-def start(model: Trained, units: Iterable[str]) -> dict[str, ScheduledCall]:
+def start(model: InStep, units: Iterable[str]) -> dict[str, ScheduledCall]:
     """Gives each unit to a worker."""
     return {u: model.cluster.schedule(model.unit, arguments_of(model, u)) for u in units}
 
 
-def last_groups(model: Trained) -> list[np.ndarray]:
+def last_groups(model: InStep) -> list[np.ndarray]:
     assert model.logs.groups is not None
     return list(model.logs.groups.last_groups().values())
 
 
-def await_part(model: Trained, number: int) -> None:
+def await_part(model: InStep, number: int) -> None:
     """Waits until a part is in a group."""
     wait_for(lambda: any(number in group for group in last_groups(model)))
 
 
 def check_lost(directory: Path, cluster: LocalCluster, how: signal.Signals) -> None:
     """A step goes on without a worker that is killed or hangs; its unit is trained elsewhere."""
-    dataset = row_visits.write_dataset(directory / how.name, train=(24,), evaluation=(4,))
-    gates = Gates(how.name)
-    model = Trained(
-        Recommender(build=lambda: GatedLine(gates)),
-        dataset,
-        cluster,
-        sync="full",
-        name=how.name,
-        backup_workers=0,
-    )
+    model = GatedRun(directory, cluster, how.name, "full", 0)
     calls = start(model, UNITS)
     for row in UNITS.values():
-        gates.await_arrival(row)
+        model.gates.await_arrival(row)
     for row in (UNITS["A"], UNITS["B"]):
-        gates.release(row)
+        model.gates.release(row)
         await_part(model, row // BATCH)
     assert len(last_groups(model)) == 1  # two parts wait for the third
     lost = calls["C"].worker
@@ -264,7 +257,7 @@ def check_lost(directory: Path, cluster: LocalCluster, how: signal.Signals) -> N
     wait_for(lambda: len(last_groups(model)) > 1)
     secs = time.monotonic() - began
     for row in range(0, 24, BATCH):
-        gates.release(row)
+        model.gates.release(row)
     for call in calls.values():
         cluster.fetch(call)
     groups = last_groups(model)
@@ -278,24 +271,14 @@ def check_lost(directory: Path, cluster: LocalCluster, how: signal.Signals) -> N
 
 def check_all_lost(directory: Path, cluster: LocalCluster) -> None:
     """The client applies a group whose only worker is killed; all others wait for that."""
-    dataset = row_visits.write_dataset(directory / "all-lost", train=(24,), evaluation=(4,))
-    table = pq.read_table(dataset.absolute_path(dataset.split("train").files[0]))
-    part = {key: table[key].to_numpy()[:BATCH] for key in ("row", "label")}  # A's first
-    gates = Gates("all-lost")
-    model = Trained(
-        Recommender(build=lambda: GatedLine(gates)),
-        dataset,
-        cluster,
-        sync="full",
-        name="all-lost",
-        backup_workers=0,
-    )
+    model = GatedRun(directory, cluster, "all-lost", "full", 0)
+    part = {key: column[:BATCH] for key, column in model.columns.items()}  # A's first
     groups = model.logs.groups
     assert groups is not None
     calls = start(model, "AC")
     for unit in "AC":
-        gates.await_arrival(UNITS[unit])
-    gates.release(UNITS["A"])
+        model.gates.await_arrival(UNITS[unit])
+    model.gates.release(UNITS["A"])
     await_part(model, 0)
     groups.poll()
     assert groups.awaited() == (0, [calls["C"].worker])
@@ -303,7 +286,7 @@ def check_all_lost(directory: Path, cluster: LocalCluster) -> None:
     assert lost is not None
     os.kill(cluster.processes.pid("worker", lost), signal.SIGKILL)
     wait_for(lambda: len(last_groups(model)) == 2)  # it leaves, and the other has given nothing
-    gates.release(UNITS["C"])
+    model.gates.release(UNITS["C"])
     await_part(model, UNITS["C"] // BATCH)  # late, so its worker waits for the group before
     wait_for(lambda: began < calls["A"].started_at < math.inf)  # A begins again, and waits too
     groups.poll()
@@ -313,13 +296,11 @@ def check_all_lost(directory: Path, cluster: LocalCluster) -> None:
     assert int(model.optimizer.iterations) == 1
     twin = Twin(("row",))
     twin.apply([BATCH], [twin.gradients(part)], "full")
-    w, bias = (v.numpy() for v in model.step.model.trainable_variables)
-    np.testing.assert_array_equal(w, twin.weights)
-    np.testing.assert_array_equal(bias, twin.bias)
+    twin.check(model)
     found = rows_of(model.collection, directory / "rows-applied")
     assert all(found["row", key].embedding == tuple(v) for key, v in twin.rows["row"].items())
     for row in (*range(0, 8, BATCH), *range(16, 24, BATCH)):
-        gates.release(row)
+        model.gates.release(row)
     for call in calls.values():
         cluster.fetch(call)
     parts = sorted(part for group in last_groups(model) for part in group)

@@ -10,21 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from benchmarks import row_visits
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
-from embedps.engine.dense_optimizer import make_dense_optimizer, variables_of
 from embedps.engine.recommender import Recommender
-from embedps.engine.step_model import StepModel
 from embedps.engine.steps.interface import ClipNorms
-from embedps.engine.unit_functions import make_train_unit
-from embedps.tables.collection import EmbeddingCollection
 from tests import two_tasks
 from tests.builders import make_dlrm, write_dataset
+from tests.engine.builders import Trained
 from tests.tables.builders import Rows, rows_of
 
 RANKS, BATCH, ROWS = 3, 40, 550  # the last step has two parts, the last one ten rows
@@ -42,32 +38,14 @@ class Case(NamedTuple):
 
 def train(case: Case, cluster: Cluster, folder: Path) -> tuple[list[np.ndarray], Rows]:
     """Trains one unit: with replicas where there are no servers, else on all workers."""
-    tf.keras.utils.set_random_seed(5)
-    with cluster.scope():
-        model = StepModel(case.recommender, case.dataset)
-        optimizer = make_dense_optimizer(case.kind, 0.05, model.model)
-    collection = EmbeddingCollection(
-        model.tables,
-        model.features,
-        devices=cluster.shard_devices,
-        container=f"test-{case.name}",
-    )
-    reader = model.input(batch_rows=BATCH, shuffle_rows=ROWS)
-    path = case.dataset.absolute_path(case.dataset.split("train").files[0])
-    numbers = [tf.constant(n, tf.int64) for n in (0, ROWS, 77, 30)]
-    unit = (tf.constant(str(path)), *numbers, tf.constant(0.1))
+    model = Trained(case.recommender, case.dataset, cluster, kind=case.kind, rate=0.05)
     way: dict[str, Any] = {"sync": "full"} if cluster.num_ps else {"replicas": RANKS}
-    function = make_train_unit(
-        model, optimizer, collection, cluster.strategy, reader, clip=CLIP, **way
-    )
-    arguments = [unit]
-    if cluster.num_ps:
-        ranks = [(rank, RANKS, -1) for rank in range(RANKS)]
-        arguments = [(*unit, *(tf.constant(n, tf.int64) for n in rank)) for rank in ranks]
-    for call in [cluster.schedule(function, each) for each in arguments]:
+    function = model.make_unit(BATCH, shuffle_rows=ROWS, clip=CLIP, **way)
+    ranks = [(rank, RANKS, -1) for rank in range(RANKS)] if cluster.num_ps else [()]
+    units = [model.arguments(ROWS, seed=77, first_step=30, ranks=each) for each in ranks]
+    for call in [cluster.schedule(function, each) for each in units]:
         cluster.fetch(call)
-    weights = [v.numpy() for v in (*model.variables, *variables_of(optimizer))]
-    return weights, rows_of(collection, folder)
+    return model.weights(), rows_of(model.collection, folder)
 
 
 def main(directory: Path) -> None:

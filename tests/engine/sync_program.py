@@ -26,17 +26,12 @@ from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster, ScheduledCall
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
-from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
-from embedps.engine.step_model import StepModel
-from embedps.engine.steps.step_logs import StepLogs
 from embedps.engine.steps.ways import SyncMode
-from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import SGD, FeatureSpec, TableSpec
-from embedps.tables.collection import EmbeddingCollection
 from tests import frozen, two_tasks
 from tests.builders import make_dlrm, write_dataset
-from tests.engine.test_step_exchange import tensors_between_tasks
+from tests.engine.builders import Trained, assign, check_close, check_messages
 from tests.tables.builders import Rows, constant, group_files, rows_in, rows_of
 
 BATCH, RATE, START = 2, 0.25, 0.375
@@ -117,6 +112,11 @@ class Twin:
                 one = in_order(*zip(*known, strict=True)) if sync == "full" else known[0][1]
                 rows[key] = rows[key] - F(RATE) * one
 
+    def check(self, model: Trained) -> None:
+        """Checks that a model's variables have the same bits."""
+        found = [v.numpy() for v in model.model.trainable_variables]
+        check_close(found, [self.weights, self.bias])
+
 
 def in_order(shares: Sequence[np.float32], values: Sequence[Any]) -> Any:
     """The weighted sum, one after the other, in float32."""
@@ -126,8 +126,8 @@ def in_order(shares: Sequence[np.float32], values: Sequence[Any]) -> Any:
     return summed
 
 
-class Trained:
-    """A model on the cluster, with its unit function."""
+class InStep(Trained):
+    """A model on the cluster, and its unit of which each worker trains a rank."""
 
     def __init__(
         self,
@@ -136,58 +136,29 @@ class Trained:
         cluster: Cluster,
         *,
         sync: SyncMode,
-        name: str,
         kind: str = "sgd",
         batch_rows: int = BATCH,
         backup_workers: int | None = None,
     ) -> None:
-        tf.keras.utils.set_random_seed(5)
-        with cluster.scope():
-            self.step = StepModel(recommender, dataset)
-            self.optimizer = make_dense_optimizer(kind, RATE, self.step.model)
-        self.collection = EmbeddingCollection(
-            self.step.tables,
-            self.step.features,
-            devices=cluster.shard_devices,
-            container=f"test-{name}-{sync}-{backup_workers}",
-            learns=self.step.rows_learn,
-        )
-        self.logs = StepLogs(self.collection.container)
-        self.cluster = cluster
-        self.path = str(dataset.absolute_path(dataset.split("train").files[0]))
-        self.unit = make_train_unit(
-            self.step,
-            self.optimizer,
-            self.collection,
-            cluster.strategy,
-            self.step.input(batch_rows=batch_rows, shuffle_rows=0),
-            overlap=False,
-            logs=self.logs,
-            sync=sync,
-            backup_workers=backup_workers,
+        super().__init__(recommender, dataset, cluster, kind=kind, rate=RATE)
+        self.unit = self.make_unit(
+            batch_rows, logs=self.logs, sync=sync, backup_workers=backup_workers
         )
 
-    def arguments(
-        self, rank: int, *, rows: tuple[int, int], first_step: int, after: int, num_ranks: int = 2
+    def rank(
+        self, rank: int, *, rows: tuple[int, int], first_step: int, after: int
     ) -> tuple[tf.Tensor, ...]:
-        """Those of a rank of a unit; rows are the first one and how many."""
-        first_row, num_rows = rows
-        numbers = [tf.constant(n, tf.int64) for n in (first_row, num_rows, 0, first_step)]
-        ranks = [tf.constant(n, tf.int64) for n in (rank, num_ranks, after)]
-        return (tf.constant(self.path), *numbers, tf.constant(F(RATE)), *ranks)
+        """The arguments of one of two ranks; rows are the first one and how many."""
+        first, count = rows
+        unit: dict[str, Any] = {"first_row": first, "first_step": first_step, "rate": RATE}
+        return self.arguments(count, **unit, ranks=(rank, 2, after))
 
     def schedule(self, rank: int, **unit: Any) -> ScheduledCall:
-        return self.cluster.schedule(self.unit, self.arguments(rank, **unit))
+        return self.cluster.schedule(self.unit, self.rank(rank, **unit))
 
     def train(self, *, ranks: Sequence[int] = (0, 1), **unit: Any) -> None:
         for call in [self.schedule(rank, **unit) for rank in ranks]:
             self.cluster.fetch(call)
-
-    def variables(self) -> list[tf.Variable]:
-        return [*self.step.variables, *self.optimizer.variables()]
-
-    def weights(self) -> list[np.ndarray]:
-        return [v.numpy() for v in self.variables()]
 
 
 def parts_of(rows: tuple[int, int], num_ranks: int, columns: dict[str, np.ndarray]) -> list[Any]:
@@ -211,9 +182,7 @@ def check_line(directory: Path, cluster: LocalCluster, sync: SyncMode) -> None:
     names = ("row", "C1") if sync == "full" else ("row",)
     table = pq.read_table(dataset.absolute_path(dataset.split("train").files[0]))
     columns = {name: table[name].to_numpy() for name in (*names, "label")}
-    model = Trained(
-        Recommender(build=lambda: Line(names)), dataset, cluster, sync=sync, name="line"
-    )
+    model = InStep(Recommender(build=lambda: Line(names)), dataset, cluster, sync=sync)
     twin, after, first_step, updates, shared = Twin(names), -1, 0, 0, 0
     for rows in ((0, 11), (11, 10), (21, 9), (30, 1)):
         steps = parts_of(rows, 2, columns)
@@ -226,9 +195,7 @@ def check_line(directory: Path, cluster: LocalCluster, sync: SyncMode) -> None:
         after = first_step + 2 * (len(steps) - 1)
         first_step += sum(map(len, steps))
     assert bool(shared) == (sync == "full")
-    w, bias = (v.numpy() for v in model.step.model.trainable_variables)
-    np.testing.assert_array_equal(w, twin.weights)
-    np.testing.assert_array_equal(bias, twin.bias)
+    twin.check(model)
     found = rows_of(model.collection, directory / f"line-{sync}")
     assert {key: row.embedding for key, row in found.items()} == {
         (name, key): tuple(value.tolist())
@@ -247,12 +214,8 @@ def check_line(directory: Path, cluster: LocalCluster, sync: SyncMode) -> None:
     if sync == "full":
         assert {stale for of in counted.values() for stale in of} == {0}
     # As many messages as of steps that do not wait.
-    servers = [f"/job:ps/replica:0/task:{task}" for task in range(cluster.num_ps)]
-    arguments = model.arguments(0, rows=(0, 11), first_step=0, after=-1)
-    assert tensors_between_tasks(model.unit, arguments) == {
-        **{("", server): 2 for server in servers},
-        **{(server, ""): 1 for server in servers},
-    }
+    arguments = model.rank(0, rows=(0, 11), first_step=0, after=-1)
+    check_messages(model.unit, arguments, cluster.num_ps)
     print(f"line {sync}: {updates} updates, staleness {counted}")
 
 
@@ -261,15 +224,8 @@ def check_attempts(directory: Path, cluster: LocalCluster, dataset: Dataset) -> 
 
     It has an optimizer with slots, and tables that admit ids.
     """
-    model = Trained(
-        make_dlrm(dataset, min_count=2),
-        dataset,
-        cluster,
-        sync="full",
-        name="attempts",
-        kind="adam",
-        batch_rows=40,
-    )
+    dlrm = make_dlrm(dataset, min_count=2)
+    model = InStep(dlrm, dataset, cluster, sync="full", kind="adam", batch_rows=40)
     begun = model.weights()
     expected: tuple[list[np.ndarray], Rows] | None = None
 
@@ -291,8 +247,7 @@ def check_attempts(directory: Path, cluster: LocalCluster, dataset: Dataset) -> 
             cluster.fetch(call)
 
     for i, attempts in enumerate((model.train, twice_at_once, again, killed)):
-        for variable, value in zip(model.variables(), begun, strict=True):
-            variable.assign(value)
+        assign(model.variables(), begun)
         model.collection.clear()
         first = 1000 * i
         attempts(rows=(0, 600), first_step=first, after=-1)
@@ -303,8 +258,7 @@ def check_attempts(directory: Path, cluster: LocalCluster, dataset: Dataset) -> 
         rows = {k: dataclasses.replace(r, last_step=r.last_step - first) for k, r in rows.items()}
         if expected is None:
             expected = model.weights(), rows
-        for ours, theirs in zip(model.weights(), expected[0], strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        check_close(model.weights(), expected[0])
         assert rows == expected[1]
         print(f"{attempts.__name__}: the same bits")
     assert expected is not None
@@ -319,24 +273,10 @@ def check_replicas(
 ) -> None:
     """One process that adds in the same order has the same bits."""
     here = EmbeddedCluster(num_shards=2)
-    model = Trained(
-        make_dlrm(dataset, min_count=2),
-        dataset,
-        here,
-        sync="none",
-        name="replicas",
-        kind="adam",
-        batch_rows=40,
-    )
-    for variable, value in zip(model.variables(), begun, strict=True):
-        variable.assign(value)
-    reader = model.step.input(batch_rows=40, shuffle_rows=0)
-    unit = make_train_unit(
-        model.step, model.optimizer, model.collection, here.strategy, reader, replicas=2
-    )
-    unit(*model.arguments(0, rows=(0, 600), first_step=0, after=-1)[:6])
-    for ours, theirs in zip(model.weights(), expected[0], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    model = Trained(make_dlrm(dataset, min_count=2), dataset, here, kind="adam", rate=RATE)
+    assign(model.variables(), begun)
+    model.run(model.make_unit(40, replicas=2), *model.arguments(rate=RATE))
+    check_close(model.weights(), expected[0])
     assert rows_of(model.collection, directory / "replicas") == expected[1]
     print("one process: the same bits")
 
@@ -350,7 +290,7 @@ def check_state(cluster: Cluster, directory: Path) -> None:
     dataset = row_visits.write_dataset(directory / "state", train=(40,), evaluation=(4,))
     recommender = two_tasks.make(two_tasks.Config(dropout=0.0), dataset)
     here = EmbeddedCluster(num_shards=cluster.num_ps)
-    plain = Trained(recommender, dataset, here, sync="none", name="state", batch_rows=9)
+    plain = Trained(recommender, dataset, here, rate=RATE)
     reader = plain.step.input(batch_rows=9, shuffle_rows=0)
     opened = reader.open(plain.path, 0, 14)
     means, variances, rows = [], [], []
@@ -362,7 +302,7 @@ def check_state(cluster: Cluster, directory: Path) -> None:
         means.append(x.mean(axis=0))
         variances.append(x.var(axis=0))
         rows.append(len(x))
-    model = Trained(recommender, dataset, cluster, sync="full", name="state", batch_rows=9)
+    model = InStep(recommender, dataset, cluster, sync="full", batch_rows=9)
     model.train(rows=(0, 14), first_step=0, after=-1)
     norm = model.step.model.shared.layers[1]
     share = [n / sum(rows) for n in rows]
@@ -380,27 +320,22 @@ def check_frozen(directory: Path, cluster: LocalCluster, dataset: Dataset) -> No
     unit: dict[str, Any] = {"rows": (0, 600), "first_step": 100, "after": -1}
     here = EmbeddedCluster(num_shards=cluster.num_ps)
     learning = frozen.make(frozen.Config(learns=True), dataset)
-    first = Trained(learning, dataset, here, sync="none", name="learns", batch_rows=40)
-    first.unit(*first.arguments(0, **unit | {"rows": (0, 200)})[:6])
+    first = Trained(learning, dataset, here, rate=RATE)
+    first.run(first.make_unit(40), *first.arguments(200, first_step=100, rate=RATE))
     files = first.collection.files.write("base", str(directory / "learned"), since={})
     ways: list[tuple[SyncMode, int | None]] = [
         ("none", None), ("dense", None), ("full", None), ("dense", 0), ("full", 0)
     ]  # fmt: skip
     for sync, backup_workers in ways:
-        model = Trained(
-            frozen.make(frozen.Config(), dataset),
-            dataset,
-            cluster,
-            sync=sync,
-            name="frozen",
-            batch_rows=40,
-            backup_workers=backup_workers,
+        recommender = frozen.make(frozen.Config(), dataset)
+        model = InStep(
+            recommender, dataset, cluster, sync=sync, batch_rows=40, backup_workers=backup_workers
         )
         model.collection.files.load(group_files(files))
         begun = model.weights()
         waits = sync != "none" and backup_workers is None
         for rank in range(2 if waits else 1):
-            cluster.schedule(model.unit, model.arguments(rank, **unit)[: 9 if waits else 6])
+            cluster.schedule(model.unit, model.rank(rank, **unit)[: 9 if waits else 6])
         cluster.join()
         name = f"frozen {sync} {backup_workers}"
         assert rows_of(model.collection, directory / name) == rows_in([f.path for f in files]), name

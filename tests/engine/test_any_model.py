@@ -12,7 +12,7 @@ import embedps
 from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
-from tests.builders import make_trainer, write_dataset
+from tests.builders import dataset_fixture, make_trainer
 
 layers = tf.keras.layers
 
@@ -110,9 +110,7 @@ MODELS: dict[str, tuple[Callable[[], tf.keras.Model], tuple[str, ...], set[str]]
 }
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -20,7 +20,7 @@ from embedps.engine import batch_free as batch_free_module
 from embedps.engine.batch_free import batch_free, needs_twins
 from embedps.engine.row_padding import pad
 from embedps.models import dlrm, wide_deep
-from tests.builders import ROOT, TINY_DLRM, make_trainer, write_dataset
+from tests.builders import ROOT, TINY_DLRM, dataset_fixture, make_trainer
 
 ROWS = 700
 SIZES = (1, 2, 15, 16, 17, 32, 48, 80, 100, 128, 208, 224, 331, 512)
@@ -273,9 +273,7 @@ class Tower(tf.keras.Model):
         return tf.reduce_mean(losses)
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,17 +24,15 @@ from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import DatasetError, UsageError
 from embedps.models import dlrm
-from tests import forked
-from tests.builders import ROOT, SumModel, make_trainer
+from tests.builders import SumModel, dataset_fixture, make_trainer
+from tests.commands import run_program
 from tests.every_column import EveryColumn, plain_losses, write_dataset
 
 layers, losses = tf.keras.layers, tf.keras.losses
 COLUMNS = ("stars", "seconds", "weight", "I1", "user", "time", "item", "tags", "vector")
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture(write_dataset)
 
 
 def table_of(dataset: Dataset, split: str = "eval") -> pa.Table:
@@ -96,13 +93,7 @@ def test_a_model_of_every_column_trains_and_is_scored(tmp_path: Path, dataset: D
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_a_server_and_a_worker_train_a_model_of_every_column(tmp_path: Path) -> None:
-    # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    done = forked.run(
-        ["-m", "tests.engine.test_every_column", str(tmp_path)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program("-m", "tests.engine.test_every_column", tmp_path)
 
 
 # ---- compiled models ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from embedps.tables import optimizers
 from tests import commands
 from tests.builders import latest, make_trainer, write_dataset
 from tests.checkpoint.readers import read_chain, read_table
-from tests.engine.test_step_exchange import force_messages
+from tests.engine.builders import force_messages
 from tests.frozen import Frozen
 from tests.tables.builders import Rows
 from tests.tables.builders import rows_of as collection_rows

@@ -2,17 +2,11 @@
 
 import pytest
 
-from tests import forked
-from tests.builders import ROOT
+from tests.commands import run_program
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("checks", [["order"], pytest.param([], marks=pytest.mark.slow)], ids=str)
 def test_steps_go_on_without_workers_that_are_late_or_lost(tmp_path, checks):
     """In short, only that a part joins a group once all servers hold it."""
-    done = forked.run(
-        ["-m", "tests.engine.group_program", str(tmp_path), *checks],
-        cwd=ROOT,
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    run_program("-m", "tests.engine.group_program", tmp_path, *checks)

@@ -19,16 +19,20 @@ from embedps.errors import DimMismatchError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.tables import FeatureSpec
 from embedps.training.trainer import Trainer
-from tests.builders import FEATURES, MIXED, SumModel, latest, make_dlrm, make_trainer, write_dataset
+from tests.builders import (
+    FEATURES,
+    MIXED,
+    SumModel,
+    dataset_fixture,
+    latest,
+    make_dlrm,
+    make_trainer,
+)
 
 KINDS = ("sgd", "adagrad", "adam")
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(
-        tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(100,), whole=True
-    )
+dataset = dataset_fixture(train=(600,), evaluation=(100,), whole=True)
 
 
 @pytest.fixture(scope="module")

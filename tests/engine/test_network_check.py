@@ -2,11 +2,10 @@
 
 import dataclasses
 import inspect
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,19 +16,17 @@ from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import NumericFeature
-from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.network_check import check_step
 from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_eval_unit, make_train_unit
+from embedps.engine.unit_functions import make_eval_unit
 from embedps.errors import UsageError
 from embedps.storage.file_lock import RUN_LOCK_NAME
-from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import TrainingError
-from tests import forked
-from tests.builders import ROOT, SumModel, make_trainer, write_dataset
-from tests.engine.test_step_exchange import force_messages, tensors_between_tasks
+from tests.builders import SumModel, dataset_fixture, make_trainer, write_dataset
+from tests.commands import run_program
+from tests.engine.builders import Trained, check_close, check_messages, force_messages
 
 layers = tf.keras.layers
 
@@ -244,11 +241,7 @@ def test_network_that_trains_well_is_taken(dataset, name):
     check(TAKEN.get(name) or REFUSED_ON_SERVERS[name][0], dataset, EmbeddedCluster())
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(
-        tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(200,), whole=True
-    )
+dataset = dataset_fixture(train=(600,), evaluation=(200,), whole=True)
 
 
 def test_trainer_refuses_before_it_trains_and_leaves_nothing(tmp_path, dataset):
@@ -305,57 +298,21 @@ class Penalty(tf.keras.layers.Layer):
         return x
 
 
-class Parts(NamedTuple):
-    step: StepModel
-    optimizer: Any
-    collection: EmbeddingCollection
-
-    @property
-    def model(self) -> Any:
-        return self.step.model
-
-
 def make_parts(
-    build: Callable[[], SumModel],
-    dataset: Dataset,
-    cluster: Cluster,
-    name: str,
-    **fields: Any,
-) -> Parts:
-    tf.keras.utils.set_random_seed(3)
-    with cluster.scope():
-        step = StepModel(Recommender(build=build, **fields), dataset)
-        optimizer = make_dense_optimizer("sgd", 0.1, step.model)
-    collection = EmbeddingCollection(
-        step.tables, step.features, devices=cluster.shard_devices, container=name
-    )
-    return Parts(step, optimizer, collection)
-
-
-def make_unit(parts: Parts, cluster: Cluster, batch_rows: int) -> Any:
-    return make_train_unit(
-        *parts,
-        cluster.strategy,
-        parts.step.input(batch_rows=batch_rows, shuffle_rows=0),
-        overlap=False,
-    )
-
-
-def unit_arguments(dataset: Dataset, rows: int, rate: float = 0.1) -> tuple[tf.Tensor, ...]:
-    path = str(dataset.paths("train")[0])
-    numbers = [tf.constant(n, tf.int64) for n in (0, rows, 0, 0)]
-    return (tf.constant(path), *numbers, tf.constant(rate))
+    build: Callable[[], SumModel], dataset: Dataset, cluster: Cluster, **fields: Any
+) -> Trained:
+    return Trained(Recommender(build=build, **fields), dataset, cluster, seed=3)
 
 
 def test_added_losses_are_minimized_and_the_log_loss_is_reported(dataset):
     cluster = EmbeddedCluster()
-    parts = make_parts(Regularized, dataset, cluster, "losses")
+    parts = make_parts(Regularized, dataset, cluster)
     before = [v.numpy() for v in parts.model.trainable_variables]
-    counts = make_unit(parts, cluster, 100)(*unit_arguments(dataset, 100, rate=1e-30))
+    counts = parts.run(parts.make_unit(100), *parts.arguments(100, rate=1e-30))
     # The same in plain Keras.
-    plain = make_parts(Regularized, dataset, cluster, "plain")
+    plain = make_parts(Regularized, dataset, cluster)
     batch_input = plain.step.input(batch_rows=100, shuffle_rows=0)
-    path, first, rows, *_ = unit_arguments(dataset, 100)
+    path, first, rows, *_ = plain.arguments(100)
     batch = batch_input.next(batch_input.open(path, first, rows))
     rows_of = plain.collection.combine(plain.collection.lookup(batch.columns, insert=True))
     plain.model._clear_losses()
@@ -379,14 +336,14 @@ def test_batch_normalization_travels_once_per_step(dataset, monkeypatch):
     for name, attempts in (("keras", 1), ("messages", 1), ("repeated", 2)):
         if name == "messages":
             force_messages(monkeypatch)
-        parts = make_parts(TAKEN["batch normalization"], dataset, cluster, f"moving-{name}")
-        unit = make_unit(parts, cluster, 100)
+        parts = make_parts(TAKEN["batch normalization"], dataset, cluster)
+        unit = parts.make_unit(100)
         for _ in range(attempts):
-            unit(*unit_arguments(dataset, 600))
+            parts.run(unit)
         results.append([v.numpy() for v in parts.model.variables])
-    for expected, ours, repeated in zip(*results, strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(repeated, ours)
+    expected, ours, repeated = results
+    check_close(ours, expected, rtol=1e-5, atol=1e-6)
+    check_close(repeated, ours)
 
 
 class Summing(SumModel):
@@ -427,17 +384,16 @@ def test_resumed_run_makes_its_network_by_the_same_seed(tmp_path, dataset):
 
 
 def test_scoring_is_in_the_other_mode(dataset):
-    cluster = EmbeddedCluster()
-    parts = make_parts(Regularized, dataset, cluster, "mode")
+    parts = make_parts(Regularized, dataset, EmbeddedCluster())
     unit_input = parts.step.input(batch_rows=600, shuffle_rows=0)
     evaluate: Any = make_eval_unit(parts.step, parts.collection, unit_input)
-    path, first, rows, *_ = unit_arguments(dataset, 600)
+    path, first, rows, *_ = parts.arguments()
     scored = evaluate(path, first, rows)["click/0"][3]
     parts.model.last.bias.assign([1.0])
     with_one = evaluate(path, first, rows)["click/0"][3]
     parts.model.last.bias.assign([0.0])
     # Rows that are made are not the zeros of those that are absent, but nearly.
-    trained = make_unit(parts, cluster, 600)(*unit_arguments(dataset, 600))["click/0"][3]
+    trained = parts.run(parts.make_unit(600))["click/0"][3]
     np.testing.assert_allclose(trained, with_one, rtol=0.02)
     assert abs(float(trained - scored)) > 50
 
@@ -468,12 +424,11 @@ def test_masks_differ_by_step_attempt_and_run_and_follow_from_the_seed(tmp_path,
     cluster = EmbeddedCluster(num_workers=2)
     seen = {}
     for run in ("a", "b"):
-        parts = make_parts(masked, dataset, cluster, f"masks-{run}")
+        parts = make_parts(masked, dataset, cluster)
         parts.optimizer.learning_rate.assign(0.0)
-        unit = make_unit(parts, cluster, 600)  # one step
-        seen[run] = [
-            float(unit(*unit_arguments(dataset, 600, 1e-30))["click/0"][2]) for _ in range(4)
-        ]
+        unit = parts.make_unit(600)  # one step
+        arguments = parts.arguments(rate=1e-30)
+        seen[run] = [float(parts.run(unit, *arguments)["click/0"][2]) for _ in range(4)]
     assert len(set(seen["a"])) == 4
     assert seen["b"] == seen["a"]
 
@@ -498,13 +453,7 @@ def test_masks_differ_by_step_attempt_and_run_and_follow_from_the_seed(tmp_path,
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_servers_and_workers_do_the_same(tmp_path):
-    # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    done = forked.run(
-        ["-m", "tests.engine.test_network_check", str(tmp_path)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program("-m", "tests.engine.test_network_check", tmp_path)
 
 
 def check_cluster(folder: Path) -> None:
@@ -523,29 +472,21 @@ def check_cluster(folder: Path) -> None:
         for wire_dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.02)):
             results = []
             for cluster in (remote, here):
-                name = f"{wire_dtype}-{cluster is here}"
-                parts = make_parts(Regularized, dataset, cluster, name, wire_dtype=wire_dtype)
-                unit = make_unit(parts, cluster, 60)
+                parts = make_parts(Regularized, dataset, cluster, wire_dtype=wire_dtype)
+                unit = parts.make_unit()
                 if cluster is remote:  # whatever is computed of a variable, it is sent once
-                    servers = [f"/job:ps/replica:0/task:{task}" for task in range(2)]
-                    assert tensors_between_tasks(unit, unit_arguments(dataset, 600)) == {
-                        **{("", server): 2 for server in servers},
-                        **{(server, ""): 1 for server in servers},
-                    }
-                counts = cluster.fetch(cluster.schedule(unit, unit_arguments(dataset, 600)))
-                weights = [v.numpy() for v in parts.model.variables]
-                results.append((counts["click/0"][2], weights))
+                    check_messages(unit, parts.arguments(), 2)
+                losses = parts.run(unit)["click/0"][2]
+                results.append((losses, [v.numpy() for v in parts.model.variables]))
             (loss, weights), (expected, expected_weights) = results
             np.testing.assert_allclose(loss, expected, rtol=tolerance)
-            for ours, theirs in zip(weights, expected_weights, strict=True):
-                np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+            check_close(weights, expected_weights, rtol=tolerance, atol=tolerance)
         for name in ("dropout", "dropout of a generator"):
-            parts = make_parts(TAKEN[name], dataset, remote, name)
+            parts = make_parts(TAKEN[name], dataset, remote)
             parts.optimizer.learning_rate.assign(0.0)
             with remote.scope():
                 reseed_generators(parts.model, 3, 7)
-            unit = make_unit(parts, remote, 600)
-            arguments = unit_arguments(dataset, 600, 1e-30)
+            unit, arguments = parts.make_unit(600), parts.arguments(rate=1e-30)
             runs = [remote.schedule(unit, arguments) for _ in range(16)]
             losses = [float(remote.fetch(run)["click/0"][2]) for run in runs]
             workers = {run.worker for run in runs}

@@ -10,7 +10,7 @@ import embedps
 from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
-from tests.builders import write_dataset
+from tests.builders import dataset_fixture
 
 layers = tf.keras.layers
 LISTS = embedps.FeatureSpec(
@@ -18,9 +18,7 @@ LISTS = embedps.FeatureSpec(
 )
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("set"), train=(60,), evaluation=(10,))
+dataset = dataset_fixture(train=(60,), evaluation=(10,))
 
 
 class Passing(embedps.ClickModel):

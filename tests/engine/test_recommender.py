@@ -8,18 +8,12 @@ import pytest
 import tensorflow as tf
 
 import embedps
-from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
-from tests.builders import MIXED, SumModel, write_dataset
+from tests.builders import MIXED, SumModel, dataset_fixture
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(
-        tmp_path_factory.mktemp("data") / "set", train=(10,), evaluation=(), whole=True
-    )
+dataset = dataset_fixture(train=(10,), evaluation=(), whole=True)
 
 
 def test_input_reads_each_feature_by_its_kind(dataset):

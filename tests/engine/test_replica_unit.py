@@ -14,62 +14,44 @@ import pytest
 import tensorflow as tf
 
 import embedps
+from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.dataset import Dataset
-from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
-from embedps.engine.step_model import StepModel
 from embedps.engine.steps.interface import StepParts
 from embedps.engine.steps.replicas import ReplicaExchange, make_replica_unit
-from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import SGD, Initializer
-from embedps.tables.collection import EmbeddingCollection
-from tests import forked
-from tests.builders import ROOT, make_dlrm, write_dataset
+from tests.builders import dataset_fixture, make_dlrm
+from tests.commands import run_program
+from tests.engine.builders import Trained
 from tests.tables.builders import rows_of
 
 _numbers = itertools.count()
 
 
-class Trained:
+class Replicated(Trained):
     """A model in this process, and what its units have made of it."""
 
     def __init__(self, dataset: Dataset, recommender: Recommender, *, kind: str) -> None:
-        tf.keras.utils.set_random_seed(5)
-        self.dataset = dataset
-        self.model = StepModel(recommender, dataset)
-        self.optimizer = make_dense_optimizer(kind, 0.25, self.model.model)
-        self.collection = EmbeddingCollection(
-            self.model.tables,
-            self.model.features,
-            devices=["/device:CPU:0"] * 2,
-            container=f"replicas-{next(_numbers)}",
-        )
+        super().__init__(recommender, dataset, EmbeddedCluster(num_shards=2), kind=kind, rate=0.25)
 
     def train(self, path: Path, num_rows: int, *, batch_rows: int, replicas: int = 0) -> None:
         """Trains on one unit; plainly if there are no replicas."""
-        reader = self.model.input(batch_rows=batch_rows, shuffle_rows=0)
-        model, optimizer, tables = self.model, self.optimizer, self.collection
         if replicas:
-            exchange = ReplicaExchange(StepParts(model, optimizer, tables))
-            unit = make_replica_unit(model, exchange, reader, num_replicas=replicas)
+            exchange = ReplicaExchange(StepParts(self.step, self.optimizer, self.collection))
+            reader = self.step.input(batch_rows=batch_rows, shuffle_rows=0)
+            unit = make_replica_unit(self.step, exchange, reader, num_replicas=replicas)
         else:
-            strategy = tf.distribute.get_strategy()
-            unit = make_train_unit(model, optimizer, tables, strategy, reader, overlap=False)
-        numbers = [tf.constant(n, tf.int64) for n in (0, num_rows, 0, 0)]
-        counts = unit(tf.constant(str(path)), *numbers, tf.constant(0.5))
-        assert counts["examples"].numpy() == num_rows
-
-    def weights(self) -> list[np.ndarray]:
-        return [v.numpy() for v in (*self.model.variables, *self.optimizer.variables())]
+            unit = self.make_unit(batch_rows)
+        _, *arguments = self.arguments(num_rows, rate=0.5)
+        counts = self.run(unit, tf.constant(str(path)), *arguments)
+        assert counts["examples"] == num_rows
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(10,))
+dataset = dataset_fixture(train=(600,), evaluation=(10,))
 
 
 def file_of(dataset: Dataset) -> Path:
-    return Path(str(dataset.absolute_path(dataset.split("train").files[0])))
+    return Path(dataset.paths("train")[0])
 
 
 def batches_of(num_rows: int, *, batch_rows: int, replicas: int) -> list[list[np.ndarray]]:
@@ -99,7 +81,7 @@ def test_replicas_train_as_a_batch_of_all_their_rows(
     table = pq.read_table(file_of(dataset))
     order = np.concatenate([rows for parts in steps for rows in parts])
     pq.write_table(table.take(order), tmp_path / "reordered.parquet")
-    make: Callable[[], Trained] = lambda: Trained(  # noqa: E731
+    make: Callable[[], Replicated] = lambda: Replicated(  # noqa: E731
         dataset, make_dlrm(dataset, min_count=min_count), kind=kind
     )
     ours, plain = make(), make()
@@ -158,7 +140,7 @@ class Products(tf.keras.Model):
 
 def test_three_steps_of_two_parts_equal_numpy_to_the_bit(dataset: Dataset, tmp_path: Path) -> None:
     """The last part has one row: the weights of that step are 2/3 and 1/3."""
-    ours = Trained(dataset, Recommender(build=Products), kind="sgd")
+    ours = Replicated(dataset, Recommender(build=Products), kind="sgd")
     ours.train(file_of(dataset), 11, batch_rows=2, replicas=2)
 
     one = np.float32(1)
@@ -194,9 +176,9 @@ def test_three_steps_of_two_parts_equal_numpy_to_the_bit(dataset: Dataset, tmp_p
     assert found.keys() == rows.keys()
     for key, row in rows.items():
         np.testing.assert_array_equal(found[key], row)
-    np.testing.assert_array_equal(ours.model.model.scale.numpy(), scale)
-    assert ours.model.model.average.numpy() == average
-    assert ours.model.model.calls.numpy() == 6
+    np.testing.assert_array_equal(ours.model.scale.numpy(), scale)
+    assert ours.model.average.numpy() == average
+    assert ours.model.calls.numpy() == 6
     assert ours.optimizer.iterations.numpy() == 3
 
 
@@ -206,19 +188,9 @@ def test_replicas_of_a_strategy_compute_on_their_devices(dataset: Dataset) -> No
     strategy = tf.distribute.MirroredStrategy(
         devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
-    ours = Trained(dataset, make_dlrm(dataset), kind="adam")
-    reader = ours.model.input(batch_rows=60, shuffle_rows=0)
-    unit: Any = make_train_unit(
-        ours.model,
-        ours.optimizer,
-        ours.collection,
-        tf.distribute.get_strategy(),
-        reader,
-        replicas=2,
-        mirrored=strategy,
-    )
-    numbers = [tf.constant(n, tf.int64) for n in (0, 600, 0, 0)]
-    graph = unit.get_concrete_function(tf.constant("path"), *numbers, tf.constant(0.5)).graph
+    ours = Replicated(dataset, make_dlrm(dataset), kind="adam")
+    unit = ours.make_unit(replicas=2, mirrored=strategy)
+    graph = unit.get_concrete_function(*ours.arguments()).graph
     (loop,) = (op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
     body = graph._get_function(loop.get_attr("body").name).graph
     placed: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -235,9 +207,4 @@ def test_replicas_of_a_strategy_compute_on_their_devices(dataset: Dataset) -> No
 @pytest.mark.slow
 def test_replicas_have_the_bits_of_as_many_workers_in_step(tmp_path: Path) -> None:
     """With short last parts, clipping, an admission, moving averages and two optimizers."""
-    done = forked.run(
-        ["-m", "tests.engine.replica_program", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    run_program("-m", "tests.engine.replica_program", tmp_path)

@@ -12,7 +12,7 @@ from embedps.engine.step_model import StepModel
 from embedps.errors import DimMismatchError
 from embedps.layers.embeddings import Embeddings
 from embedps.tables import FeatureSpec, TableSpec
-from tests.builders import SumModel, make_trainer, write_dataset
+from tests.builders import SumModel, dataset_fixture, make_trainer
 from tests.tables.builders import ids, ragged
 
 LISTS = [[1, 2, 3, 4], [], [5]]
@@ -45,11 +45,7 @@ class SequenceModel(SumModel):
         return tf.concat(parts, axis=1)
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    return write_dataset(
-        tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(100,), whole=True
-    )
+dataset = dataset_fixture(train=(600,), evaluation=(100,), whole=True)
 
 
 @pytest.mark.parametrize("max_length", [None, 3])

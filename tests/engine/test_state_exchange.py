@@ -1,8 +1,5 @@
 """Moving averages and any optimizer's state travel with a step's messages, and are applied once."""
 
-import dataclasses
-import itertools
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +14,17 @@ from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
-from embedps.engine.dense_optimizer import make_dense_optimizer, rate_scaler, variables_of
+from embedps.engine.dense_optimizer import make_dense_optimizer, rate_scaler
 from embedps.engine.network_check import check_step
 from embedps.engine.step_model import StepModel
 from embedps.engine.steps.interface import StepParts
 from embedps.engine.steps.servers import RemoteExchange
-from embedps.engine.steps.ways import ONE_PROCESS
-from embedps.engine.unit_functions import EXCHANGES, make_train_unit
 from embedps.errors import UsageError
 from embedps.tables.collection import EmbeddingCollection
-from tests import forked, two_tasks
-from tests.builders import ROOT
-from tests.engine.test_step_exchange import tensors_between_tasks, unit_arguments
+from tests import two_tasks
+from tests.builders import dataset_fixture
+from tests.commands import run_program
+from tests.engine.builders import Trained, check_close, check_messages, force_messages
 
 keras = tf.keras.optimizers
 OPTIMIZERS: dict[str, str | Callable[[], Any]] = {
@@ -42,53 +38,19 @@ OPTIMIZERS: dict[str, str | Callable[[], Any]] = {
     "clipvalue": lambda: keras.RMSprop(0.01, momentum=0.9, clipvalue=0.01, epsilon=1e-5),
     "ftrl": "ftrl",
 }
-_numbers = itertools.count()
 CONFIG = two_tasks.Config(dropout=0.0)
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(10,))
+dataset = dataset_fixture(write_dataset, train=(600,), evaluation=(10,))
 
 
-@dataclasses.dataclass
-class Trained:
-    """A model on a cluster, and its unit function."""
-
-    step: StepModel
-    optimizer: Any
-    collection: EmbeddingCollection
-    unit: Any
-    cluster: Cluster
-
-    def run(self, dataset: Dataset) -> dict[str, np.ndarray]:
-        call = self.cluster.schedule(self.unit, unit_arguments(dataset))
-        return {name: np.asarray(value) for name, value in self.cluster.fetch(call).items()}
-
-    def weights(self) -> list[np.ndarray]:
-        return [v.numpy() for v in (*self.step.variables, *variables_of(self.optimizer))]
-
-
-def make(dataset: Dataset, cluster: Cluster, kind: str, *, overlap: bool = False) -> Trained:
-    tf.keras.utils.set_random_seed(5)
-    with cluster.scope():
-        step = StepModel(two_tasks.make(CONFIG, dataset), dataset)
-        check_step(step, cluster.strategy, on_servers=cluster.num_ps > 0)
-        optimizer = make_dense_optimizer(OPTIMIZERS[kind], 0.01, step.model)
-    collection = EmbeddingCollection(
-        step.tables,
-        step.features,
-        devices=cluster.shard_devices,
-        container=f"test-{next(_numbers)}",
+def make(dataset: Dataset, cluster: Cluster, kind: str) -> Trained:
+    made = Trained(
+        two_tasks.make(CONFIG, dataset), dataset, cluster, kind=OPTIMIZERS[kind], rate=0.01
     )
-    reader = step.input(batch_rows=60, shuffle_rows=0)
-    unit = make_train_unit(step, optimizer, collection, cluster.strategy, reader, overlap=overlap)
-    return Trained(step, optimizer, collection, unit, cluster)
-
-
-def by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes this process exchange messages with itself, as with servers."""
-    monkeypatch.setitem(EXCHANGES, ONE_PROCESS, RemoteExchange)
+    with cluster.scope():
+        check_step(made.step, cluster.strategy, on_servers=cluster.num_ps > 0)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -99,21 +61,21 @@ def test_messages_train_as_keras_does(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     plain = make(dataset, EmbeddedCluster(num_shards=2), kind)
-    by_messages(monkeypatch)
+    expected = plain.run(plain.make_unit())
+    force_messages(monkeypatch)
     sent = make(dataset, EmbeddedCluster(num_shards=2), kind)
-    expected, counts = plain.run(dataset), sent.run(dataset)
+    unit = sent.make_unit()
+    counts = sent.run(unit)
     assert counts.keys() == expected.keys()
     for name, count in counts.items():
         np.testing.assert_allclose(count, expected[name], rtol=1e-5, err_msg=name)
-    for ours, theirs in zip(sent.weights(), plain.weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    check_close(sent.weights(), plain.weights(), rtol=1e-5, atol=1e-6)
     (variance,) = (v for v in sent.step.state if "moving_variance" in v.name)
     assert np.all(variance.numpy() < 0.999)
     # A second attempt at the unit: its steps are in the servers' log.
     before = sent.weights()
-    sent.run(dataset)
-    for ours, theirs in zip(sent.weights(), before, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    sent.run(unit)
+    check_close(sent.weights(), before)
 
 
 def test_optimizers_that_servers_cannot_run_are_refused(dataset: Dataset) -> None:
@@ -151,13 +113,7 @@ def _collection(step: StepModel) -> EmbeddingCollection:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_servers_and_a_worker_train_as_this_process_does(tmp_path: Path) -> None:
-    # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    done = forked.run(
-        ["-m", "tests.engine.test_state_exchange", str(tmp_path)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program("-m", "tests.engine.test_state_exchange", tmp_path)
 
 
 def check_servers_and_worker(directory: Path) -> None:
@@ -165,21 +121,17 @@ def check_servers_and_worker(directory: Path) -> None:
     dataset = write_dataset(directory / "data", train=(600,), evaluation=(10,))
     remote = LocalCluster(num_ps=2, num_workers=1, log_dir=directory / "logs")
     here = EmbeddedCluster(num_shards=2)
-    servers = [f"/job:ps/replica:0/task:{task}" for task in range(2)]
     try:
         for kind in ("adam", "adamw", "schedule"):
             there, plain = make(dataset, remote, kind), make(dataset, here, kind)
+            unit = there.make_unit()
             # As many messages as without moving averages, metrics and another optimizer.
             assert len(there.collection.groups) == 2
-            assert tensors_between_tasks(there.unit, unit_arguments(dataset)) == {
-                **{("", server): 2 for server in servers},
-                **{(server, ""): 1 for server in servers},
-            }, kind
-            counts, expected = there.run(dataset), plain.run(dataset)
+            check_messages(unit, there.arguments(), 2, kind)
+            counts, expected = there.run(unit), plain.run(plain.make_unit())
             for name, count in counts.items():
                 np.testing.assert_allclose(count, expected[name], rtol=1e-4, err_msg=name)
-            for ours, theirs in zip(there.weights(), plain.weights(), strict=True):
-                np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+            check_close(there.weights(), plain.weights(), rtol=1e-3, atol=1e-5)
     finally:
         remote.close()
         here.close()

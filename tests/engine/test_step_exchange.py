@@ -1,13 +1,11 @@
 """Training through servers updates tables and network as training in one process does."""
 
 import collections
-import re
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,18 +17,21 @@ from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.network_variables import RemoteVariables
-from embedps.engine.step_model import StepModel
 from embedps.engine.steps.in_process import LocalExchange
 from embedps.engine.steps.interface import StepExchange, StepParts
 from embedps.engine.steps.servers import RemoteExchange
-from embedps.engine.steps.step_logs import StepLogs
 from embedps.engine.steps.unit_parts import StepPart
-from embedps.engine.steps.ways import ONE_PROCESS
-from embedps.engine.unit_functions import EXCHANGES, make_train_unit
 from embedps.tables import FeatureSpec, MinCount
-from embedps.tables.collection import EmbeddingCollection
-from tests import forked
-from tests.builders import ROOT, make_dlrm, write_dataset
+from tests.builders import make_dlrm, write_dataset
+from tests.commands import run_program
+from tests.engine.builders import (
+    Trained,
+    assign,
+    check_close,
+    check_messages,
+    check_rows_close,
+    force_messages,
+)
 from tests.tables.builders import Rows, make_collection, make_table, ragged, rows_of
 
 KINDS = ("sgd", "adagrad", "adam")
@@ -117,9 +118,7 @@ def test_messages_train_as_keras_and_the_tables_do(kind, admission, tmp_path):
     before, _, _ = train(kind, LocalExchange, tmp_path / "before", steps=0)
     assert rows == plain_rows
     np.testing.assert_allclose(losses, plain_losses, rtol=1e-6)
-    assert len(weights) == len(plain_weights)
-    for ours, keras in zip(weights, plain_weights, strict=True):
-        np.testing.assert_allclose(ours, keras, rtol=1e-6, atol=1e-7)
+    check_close(weights, plain_weights, rtol=1e-6, atol=1e-7)
     assert sum(not np.array_equal(a, b) for a, b in zip(weights, before, strict=True)) >= 5
 
 
@@ -130,11 +129,8 @@ def test_bfloat16_on_the_way_is_a_rounding_of_the_same(tmp_path):
     exact_weights, exact_rows, exact_losses = train("sgd", RemoteExchange, tmp_path / "exact")
     assert losses != exact_losses
     np.testing.assert_allclose(losses, exact_losses, rtol=0.03)
-    for ours, exact in zip(weights, exact_weights, strict=True):
-        np.testing.assert_allclose(ours, exact, rtol=0.03, atol=0.003)
-    assert rows.keys() == exact_rows.keys()
-    for key, row in rows.items():
-        np.testing.assert_allclose(row.embedding, exact_rows[key].embedding, rtol=0.03, atol=0.003)
+    check_close(weights, exact_weights, rtol=0.03, atol=0.003)
+    check_rows_close(rows, exact_rows, rtol=0.03, atol=0.003)
 
 
 def test_the_rate_and_the_count_are_of_the_servers_that_have_them():
@@ -155,27 +151,20 @@ def test_a_unit_that_overlaps_steps_lacks_the_gradients_of_one(tmp_path, monkeyp
     dataset = write_dataset(tmp_path / "data", train=(600,))
     results = []
     for name, exchange in (("unit", RemoteExchange), ("by hand", LocalExchange)):
-        model = make_model(dataset, EmbeddedCluster(num_shards=2), container=f"{name}-{overlap}")
-        path, *numbers = unit_arguments(dataset)
         if exchange is RemoteExchange:
             force_messages(monkeypatch)
-            logs = StepLogs(model.collection.container)
-            make_unit(model, overlap=overlap, logs=logs)(path, *numbers)
+        model = make_model(dataset, EmbeddedCluster(num_shards=2))
+        if exchange is RemoteExchange:
+            model.run(model.make_unit(overlap=overlap, logs=model.logs))
             # Two iterations of four steps, and two steps by themselves.
             per_log = {0: 4, 1: 6} if overlap else {0: 10}
-            assert logs.staleness() == {0: {k: 2 * n for k, n in per_log.items()}}
+            assert model.logs.staleness() == {0: {k: 2 * n for k, n in per_log.items()}}
         else:
-            train_by_hand(model, path, numbers, overlap=overlap)
-        weights = [v.numpy() for v in (*model.network.variables, *model.optimizer.variables())]
-        results.append((weights, rows_of(model.collection, tmp_path / name)))
+            train_by_hand(model, overlap=overlap)
+        results.append((model.weights(), rows_of(model.collection, tmp_path / name)))
     (weights, rows), (expected, expected_rows) = results
-    for ours, theirs in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert rows.keys() == expected_rows.keys()
-    for key, row in rows.items():
-        theirs = expected_rows[key]
-        assert (row.last_step, row.frequency) == (theirs.last_step, theirs.frequency)
-        np.testing.assert_allclose(row.embedding, theirs.embedding, rtol=1e-4, atol=1e-6)
+    check_close(weights, expected, rtol=1e-4, atol=1e-6)
+    check_rows_close(rows, expected_rows, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -196,101 +185,41 @@ def test_second_attempt_at_a_unit_applies_only_what_the_first_did_not(
 ):
     force_messages(monkeypatch)
     dataset = write_dataset(tmp_path / "data", train=(600,))
-    path, first_row, num_rows, seed, first_step, rate = unit_arguments(dataset)
 
     def train(name: str, *attempts: int) -> tuple[list[np.ndarray], Rows, Any]:
         """Attempts that end after so many rows."""
-        model = make_model(
-            dataset,
-            EmbeddedCluster(num_shards=2),
-            container=f"{name}-{overlap}-{kind}-{min_count}",
-            kind=kind,
-            min_count=min_count,
-        )
-        unit = make_unit(model, overlap=overlap)
+        model = make_model(dataset, EmbeddedCluster(num_shards=2), kind=kind, min_count=min_count)
+        unit = model.make_unit(overlap=overlap)
         for rows in attempts:
-            unit(path, first_row, tf.constant(rows, tf.int64), seed, first_step, rate)
-        weights = [v.numpy() for v in (*model.network.variables, *model.optimizer.variables())]
+            model.run(unit, *model.arguments(rows))
         decided = model.collection.admission_stats()
         assert any(stats.refused for stats in decided.values()) == (min_count > 1)
-        return weights, rows_of(model.collection, tmp_path / name), decided
+        return model.weights(), rows_of(model.collection, tmp_path / name), decided
 
-    whole = int(num_rows)
-    weights, rows, decided = train("once", whole)
-    for name, attempts in (("twice", (whole, whole)), ("cut short", (240, whole, 420))):
+    weights, rows, decided = train("once", 600)
+    for name, attempts in (("twice", (600, 600)), ("cut short", (240, 600, 420))):
         again, rows_again, decided_again = train(name, *attempts)
         assert rows_again == rows, name
         assert decided_again == decided, name
-        for ours, once in zip(again, weights, strict=True):
-            np.testing.assert_array_equal(ours, once, name)
-
-
-class Model(NamedTuple):
-    step: StepModel
-    collection: EmbeddingCollection
-    network: tf.keras.Model
-    optimizer: Any
-    cluster: Cluster
+        check_close(again, weights, of=name)
 
 
 def make_model(
-    dataset: Dataset,
-    cluster: Cluster,
-    *,
-    container: str,
-    kind: str = "adagrad",
-    min_count: int = 1,
-) -> Model:
-    tf.keras.utils.set_random_seed(5)
-    with cluster.scope():
-        step = StepModel(make_dlrm(dataset, min_count=min_count), dataset)
-        network = step.model
-        optimizer = make_dense_optimizer(kind, 0.05, network)
-    collection = EmbeddingCollection(
-        step.tables,
-        step.features,
-        devices=cluster.shard_devices,
-        container=f"test-{container}",
-    )
-    return Model(step, collection, network, optimizer, cluster)
+    dataset: Dataset, cluster: Cluster, *, kind: str = "adagrad", min_count: int = 1
+) -> Trained:
+    return Trained(make_dlrm(dataset, min_count=min_count), dataset, cluster, kind=kind, rate=0.05)
 
 
-def make_unit(model: Model, *, overlap: bool, logs: StepLogs | None = None) -> Any:
-    return make_train_unit(
-        model.step,
-        model.optimizer,
-        model.collection,
-        model.cluster.strategy,
-        model.step.input(batch_rows=60, shuffle_rows=0),
-        overlap=overlap,
-        logs=logs,
-    )
-
-
-def unit_arguments(dataset: Dataset) -> tuple[tf.Tensor, ...]:
-    """Those of a unit that is the first file."""
-    file = dataset.split("train").files[0]
-    numbers = [tf.constant(n, tf.int64) for n in (0, file.rows, 0, 0)]
-    return (tf.constant(str(dataset.absolute_path(file))), *numbers, tf.constant(0.1))
-
-
-def force_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has units of this process do as on a cluster."""
-    monkeypatch.setitem(EXCHANGES, ONE_PROCESS, RemoteExchange)
-
-
-def train_by_hand(
-    model: Model, path: tf.Tensor, numbers: Sequence[tf.Tensor], *, overlap: bool
-) -> None:
+def train_by_hand(model: Trained, *, overlap: bool) -> None:
     """Steps of the tables and Keras, each with the rows and values of before, or two before.
 
     The first step of each four, and those after the last four, have those of before.
     """
-    first_row, num_rows, seed, _, rate = numbers
+    path, first_row, num_rows, seed, _, rate = model.arguments()
     unit_input = model.step.input(batch_rows=60, shuffle_rows=0)
     reader = unit_input.open(path, first_row, num_rows, seed)
     batches = [unit_input.next(reader) for _ in range(-(-int(num_rows) // 60))]
-    variables = model.network.trainable_variables
+    variables = model.model.trainable_variables
     exchange = LocalExchange(StepParts(model.step, model.optimizer, model.collection))
 
     def begin(k: int) -> tuple[Any, list[np.ndarray]]:
@@ -314,7 +243,7 @@ def train_by_hand(
             tape.watch(begun.lookup.rows)
             embeddings = model.collection.combine(begun.lookup)
             with model.step.embeddings.providing(embeddings):
-                logits = model.network.logits(batch.columns, training=True)
+                logits = model.model.logits(batch.columns, training=True)
             labels = batch.columns["label"]
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
             loss = tf.reduce_mean(losses)
@@ -323,57 +252,15 @@ def train_by_hand(
         exchange.end(begun, *gradients)
 
 
-def assign(variables: Sequence[tf.Variable], values: Sequence[np.ndarray]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
-def tensors_between_tasks(unit: Any, arguments: Sequence[tf.Tensor]) -> dict[tuple[str, str], int]:
-    """How many tensors the body of a unit's last loop, of a step, sends from which task to which.
-
-    The worker is "".
-    """
-    graph = unit.get_concrete_function(*arguments).graph
-    loop = [op for op in graph.get_operations() if op.type in ("While", "StatelessWhile")][-1]
-    body = graph._get_function(loop.get_attr("body").name).graph
-    outside = {id(inside): external.device for external, inside in graph.captures}
-    passed = {  # the loop's own counters come first, what its body captures last
-        inside.name: outside.get(id(given), "")
-        for inside, given in zip(body.inputs, loop.inputs, strict=True)
-    }
-
-    def task(op: tf.Operation) -> str:
-        device = op.device
-        if op.type == "ReadVariableOp":  # is placed where the variable is, whatever it names
-            device = passed[op.inputs[0].name]
-        found = re.search(r"/job:ps.*/task:\d+", device)
-        return found.group() if found else ""
-
-    tensors = {
-        (task(tensor.op), task(op), tensor.name)
-        for op in body.get_operations()
-        for tensor in op.inputs
-        if tensor.dtype != tf.resource and task(tensor.op) != task(op)
-    }
-    return dict(collections.Counter((source, target) for source, target, _ in tensors))
-
-
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_servers_and_a_worker_train_as_this_process_does(tmp_path):
-    # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    done = forked.run(
-        ["-m", "tests.engine.test_step_exchange", str(tmp_path)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program("-m", "tests.engine.test_step_exchange", tmp_path)
 
 
 def check_servers_and_worker(directory: Path) -> None:
     """Checks losses, rows and variables, for each of the network's optimizers."""
     dataset = write_dataset(directory / "data")
-    arguments = unit_arguments(dataset)
     remote = LocalCluster(num_ps=3, num_workers=1, num_shards=4, log_dir=directory / "logs")
     here = EmbeddedCluster(num_shards=4)
     monkeypatch = pytest.MonkeyPatch()
@@ -381,46 +268,36 @@ def check_servers_and_worker(directory: Path) -> None:
         for kind, overlap in zip(KINDS, (False, True, False), strict=True):
             results = []
             for cluster in (remote, here):
-                name = f"{kind}-{overlap}-{cluster is here}"
-                model = make_model(dataset, cluster, container=name, kind=kind)
+                model = make_model(dataset, cluster, kind=kind)
                 if cluster is here:
                     force_messages(monkeypatch)
-                unit = make_unit(model, overlap=overlap)
+                unit = model.make_unit(overlap=overlap)
                 monkeypatch.undo()
                 if cluster is remote:
                     check_placement(model)
-                    # Whatever the shards: ids, gradients; rows with the variables.
+                    # Whatever the shards.
                     assert len(model.collection.groups) == 1
-                    servers = [f"/job:ps/replica:0/task:{task}" for task in range(3)]
-                    assert tensors_between_tasks(unit, arguments) == {
-                        **{("", server): 2 for server in servers},
-                        **{(server, ""): 1 for server in servers},
-                    }
-                call = cluster.schedule(unit, arguments)
-                losses = cluster.fetch(call)["click/0"]
-                weights = [
-                    v.numpy() for v in (*model.network.variables, *model.optimizer.variables())
-                ]
-                results.append((losses, weights, model.collection.stats().rows))
+                    check_messages(unit, model.arguments(), 3)
+                losses = model.run(unit)["click/0"]
+                results.append((losses, model.weights(), model.collection.stats().rows))
             (losses, weights, rows), (expected, expected_weights, expected_rows) = results
             np.testing.assert_allclose(losses, expected, rtol=1e-5)
             assert rows == expected_rows
-            for ours, theirs in zip(weights, expected_weights, strict=True):
-                np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+            check_close(weights, expected_weights, rtol=1e-4, atol=1e-5)
     finally:
         remote.close()
         here.close()
 
 
-def check_placement(model: Model) -> None:
+def check_placement(model: Trained) -> None:
     """No server's variables are more than the least server's and one variable."""
     floats: collections.Counter[str] = collections.Counter()
-    for variable in model.network.variables:
+    for variable in model.model.variables:
         floats[variable.device] += variable.shape.num_elements()
-    largest = max(v.shape.num_elements() for v in model.network.variables)
+    largest = max(v.shape.num_elements() for v in model.model.variables)
     assert len(floats) == 3
     assert max(floats.values()) <= min(floats.values()) + largest, floats
-    for variable in model.network.trainable_variables:
+    for variable in model.model.trainable_variables:
         for slot in model.optimizer.get_slot_names():
             assert model.optimizer.get_slot(variable, slot).device == variable.device
 

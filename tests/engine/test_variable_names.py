@@ -11,11 +11,11 @@ import tensorflow as tf
 
 import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.dense import read_dense, write_dense
+from embedps.checkpoint.format.dense import write_dense
 from embedps.data.dataset import Dataset
 from embedps.engine.variable_names import name_optimizer, name_variables
 from embedps.errors import DimMismatchError
-from tests.builders import latest, make_config, write_dataset
+from tests.builders import dataset_fixture, dense_of, latest, make_config
 from tests.engine.test_model_signature import rewrite
 from tests.keras.models import features
 
@@ -37,9 +37,7 @@ class Model(embedps.ClickModel):
         return tf.reshape(self.last(tf.concat([first, 2.0 * second], axis=1)), [-1])
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 def trainer(dataset: Dataset, model_dir: Path, build: Any, **options: Any) -> embedps.Trainer:
@@ -47,15 +45,9 @@ def trainer(dataset: Dataset, model_dir: Path, build: Any, **options: Any) -> em
     return embedps.Trainer(embedps.Recommender(build=build), dataset, config)
 
 
-def arrays_of(model_dir: Path) -> dict[str, np.ndarray]:
-    dense = latest(model_dir).dense
-    assert dense is not None
-    return read_dense(CheckpointDirectory(model_dir).file(dense))
-
-
 def test_layers_in_another_order_restore_by_name(tmp_path: Path, dataset: Dataset) -> None:
     trainer(dataset, tmp_path, lambda: Model("ab")).fit()
-    stored = arrays_of(tmp_path)
+    stored = dense_of(tmp_path)
     model = ["first/kernel", "first/bias", "second/kernel", "second/bias", "last/kernel"]
     model = [*model, "last/bias"]
     slots = [f"optimizer/{kind}/{name}" for kind in ("momentums", "velocities") for name in model]
@@ -72,14 +64,14 @@ def test_layers_in_another_order_restore_by_name(tmp_path: Path, dataset: Datase
     )
     ours = loaded._model.named_variables
     for name in model:
-        np.testing.assert_array_equal(ours[name].numpy(), arrays_of(tmp_path)[name])
+        np.testing.assert_array_equal(ours[name].numpy(), dense_of(tmp_path)[name])
 
 
 def test_renamed_layers_and_files_of_before_restore_in_order(
     tmp_path: Path, dataset: Dataset
 ) -> None:
     trainer(dataset, tmp_path, lambda: Model("ab")).fit()
-    stored = arrays_of(tmp_path)
+    stored = dense_of(tmp_path)
     renamed = trainer(dataset, tmp_path, lambda: Model("ab", ("first", "other")))
     for ours, theirs in zip(renamed._setup.model.variables, stored.values(), strict=False):
         np.testing.assert_array_equal(ours.numpy(), theirs)

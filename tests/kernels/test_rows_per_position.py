@@ -11,7 +11,7 @@ from embedps import kernels
 from embedps.errors import UsageError
 from embedps.tables import SGD, FeatureSpec, activations, ops
 from tests.kernels.twins import initial_values
-from tests.tables.builders import ids, look, make_collection, make_table, ragged, rows_of
+from tests.tables.builders import ids, look, make_collection, make_table, ragged, rows_of, run_step
 
 ITEMS = make_table("items", 4, optimizer=SGD())
 PLACES = make_table("places", 3)  # another group
@@ -106,16 +106,8 @@ def test_rows_and_updates_equal_numpy(num_shards, traced, tmp_path):
     upstream = _upstream()
 
     def step(batch):
-        result = collection.lookup(batch, insert=True)
-        with tf.GradientTape() as tape:
-            tape.watch(result.rows)
-            found = collection.combine(result)
-            loss = _loss(found, upstream)
-        collection.update(
-            result,
-            tape.gradient(loss, result.rows),
-            learning_rate=tf.constant(0.25),
-            step=tf.constant(1, tf.int64),
+        _, found = run_step(
+            collection, batch, lambda found: _loss(found, upstream), learning_rate=0.25
         )
         return found
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from embedps.tables import SGD, FeatureSpec
-from tests.tables.builders import ids, look, make_collection, make_table, ragged
+from tests.tables.builders import ids, look, make_collection, make_table, ragged, run_step
 
 TABLES = [
     *[make_table(f"C{i}", 4) for i in range(1, 6)],
@@ -25,17 +25,12 @@ BATCH = {f.name: ragged([[1, 2], []]) if f.ragged else ids(1, 2) for f in FEATUR
 NUM_GROUPS = 3
 
 
+def _total(vectors):
+    return tf.add_n([tf.reduce_sum(v) for v in vectors.values()])
+
+
 def _step(collection, batch, step):
-    result = collection.lookup(batch, insert=True)
-    with tf.GradientTape() as tape:
-        tape.watch(result.rows)
-        loss = tf.add_n([tf.reduce_sum(v) for v in collection.combine(result).values()])
-    collection.update(
-        result,
-        tape.gradient(loss, result.rows),
-        learning_rate=tf.constant(0.1),
-        step=step,
-    )
+    loss, _ = run_step(collection, batch, _total, learning_rate=0.1, step=step)
     return loss
 
 
@@ -96,15 +91,6 @@ def test_update_of_unused_group_is_left_out():
 
     @tf.function(autograph=False)
     def step(batch):
-        result = collection.lookup(batch, insert=True)
-        with tf.GradientTape() as tape:
-            tape.watch(result.rows)
-            loss = tf.reduce_sum(collection.combine(result)["wide"])
-        collection.update(
-            result,
-            tape.gradient(loss, result.rows),
-            learning_rate=tf.constant(0.1),
-            step=tf.constant(1, tf.int64),
-        )
+        run_step(collection, batch, lambda vectors: tf.reduce_sum(vectors["wide"]))
 
     assert _op_counts(step.get_concrete_function(BATCH))["EmbedpsUpdate"] == 1

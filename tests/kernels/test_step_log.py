@@ -6,10 +6,10 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import cancellation
 
 from embedps import kernels
 from embedps.tables import ops
+from tests.kernels.cancelled import check_cancelled
 from tests.tables.builders import make_collection, make_table, rows_of
 
 
@@ -139,22 +139,8 @@ def test_a_step_that_is_cancelled_as_it_waits_lets_the_next_one_in():
     def enter_and_leave() -> None:
         ops.step_enter(log, step(1), most=0)
 
-    manager = cancellation.CancellationManager()
-    function = manager.get_cancelable_function(enter_and_leave.get_concrete_function())
-    errors: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            function()
-        except tf.errors.CancelledError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    time.sleep(0.2)  # so that it most likely waits; it may also be cancelled before
-    manager.start_cancel()
-    waiting.join()
-    assert len(errors) == 1
+    # After so long it most likely waits; it may also be cancelled before.
+    check_cancelled(enter_and_leave, after_secs=0.2)
     ops.step_leave(log, step(0))
     ops.step_enter(log, step(2), most=0)
 

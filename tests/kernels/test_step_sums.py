@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import cancellation
 
 from embedps.tables import ops
+from tests.kernels.cancelled import check_cancelled
 
 
 def number(n: int) -> tf.Tensor:
@@ -138,21 +138,7 @@ def test_an_attempt_that_is_cancelled_as_it_waits_leaves_the_turn_to_another():
     def attempt() -> tf.Tensor:
         return add(log, 0, 0, 1, **PART).is_complete
 
-    manager = cancellation.CancellationManager()
-    function = manager.get_cancelable_function(attempt.get_concrete_function())
-    errors: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            function()
-        except tf.errors.CancelledError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    manager.start_cancel()
-    waiting.join()
-    assert len(errors) == 1
+    check_cancelled(attempt)
     del holder  # ends without having applied the step
     again = add(log, 0, 0, 1, **PART)
     assert again.is_complete
@@ -189,21 +175,7 @@ def test_a_cancelled_wait_ends():
     def wait() -> tf.Tensor:
         return ops.await_step(log, number(8), after=number(7))
 
-    manager = cancellation.CancellationManager()
-    function = manager.get_cancelable_function(wait.get_concrete_function())
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            function()
-        except tf.errors.CancelledError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=run)
-    waiting.start()
-    manager.start_cancel()
-    waiting.join()
-    assert len(errors) == 1
+    check_cancelled(wait)
     ops.step_applied(log, number(7), worker=number(0), seen=number(0))
 
 

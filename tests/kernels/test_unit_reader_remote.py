@@ -1,18 +1,15 @@
 """The unit reader inside functions that a ClusterCoordinator schedules onto another process."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.commands import run_program
+
 NUM_ROWS = 5000
-PROGRAM = "tests.kernels.unit_reader_cluster"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.multiprocess
@@ -24,16 +21,9 @@ def test_scheduled_units_are_read_by_the_worker_and_leave_no_reader(tmp_path):
     pq.write_table(table, file, row_group_size=700)
     ranges = [(first, min(900, NUM_ROWS - first)) for first in range(0, NUM_ROWS, 900)]
 
-    done = subprocess.run(
-        [sys.executable, "-m", PROGRAM, str(file), json.dumps(ranges)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    program = ("-m", "tests.kernels.unit_reader_cluster", file, json.dumps(ranges))
+    shown = run_program(*program, fresh=True, timeout_secs=120)
+    found = json.loads(shown.splitlines()[-1])
 
     some = [rows[first : first + num] for first, num in ranges]
     assert found["totals"] == [int(x.sum() + (x * (x % 3)).sum()) for x in some]

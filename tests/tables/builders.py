@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +72,26 @@ def ragged(bags: Sequence[Sequence[int]]) -> tf.RaggedTensor:
     return tf.ragged.constant(bags, dtype=tf.int64, ragged_rank=1, row_splits_dtype=tf.int64)
 
 
+def run_step(
+    collection: EmbeddingCollection,
+    batch: Mapping[str, tf.Tensor],
+    loss_of: Callable[[Mapping[str, tf.Tensor]], tf.Tensor],
+    *,
+    learning_rate: float = 0.5,
+    step: int | tf.Tensor = 1,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Runs a step, eagerly or in a graph; returns its loss and each feature's vectors."""
+    number = tf.convert_to_tensor(step, tf.int64)
+    result = collection.lookup(batch, insert=True, step=number)
+    with tf.GradientTape() as tape:
+        tape.watch(result.rows)
+        vectors = collection.combine(result)
+        loss = loss_of(vectors)
+    gradients, rate = tape.gradient(loss, result.rows), tf.constant(learning_rate)
+    collection.update(result, gradients, learning_rate=rate, step=number)
+    return loss, vectors
+
+
 def train(
     collection: EmbeddingCollection,
     batch: Mapping[str, tf.Tensor],
@@ -81,16 +101,12 @@ def train(
     step: int = 1,
 ) -> dict[str, np.ndarray]:
     """Runs a step whose loss has the gradient `upstream`; returns each feature's vectors."""
-    result = collection.lookup(batch, insert=True, step=tf.constant(step, tf.int64))
-    with tf.GradientTape() as tape:
-        tape.watch(result.rows)
-        vectors = collection.combine(result)
-        loss = tf.add_n([tf.reduce_sum(vectors[f] * upstream[f]) for f in vectors])
-    collection.update(
-        result,
-        tape.gradient(loss, result.rows),
-        learning_rate=tf.constant(learning_rate),
-        step=tf.constant(step, tf.int64),
+    _, vectors = run_step(
+        collection,
+        batch,
+        lambda found: tf.add_n([tf.reduce_sum(found[f] * upstream[f]) for f in found]),
+        learning_rate=learning_rate,
+        step=step,
     )
     return {name: value.numpy() for name, value in vectors.items()}
 

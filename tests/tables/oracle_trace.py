@@ -26,6 +26,7 @@ from embedps.scheduling.event_clock import EventClock
 from embedps.tables import TimeToLive
 from embedps.tables.eviction import find
 from embedps.training.leftover_saves import LeftoverSaves
+from tests.checkpoint.readers import newest_of
 from tests.tables.chain_twin import (
     Chain,
     Fields,
@@ -356,8 +357,7 @@ class Trace:
         return stored
 
     def _stored_chain(self) -> tuple[SaveSet, ...]:
-        newest = self.directory.latest()
-        assert newest is not None
+        newest = newest_of(self.directory)
         return newest.chain
 
     def _check_files(self, stored: SaveSet, save: TwinSave) -> None:

@@ -22,6 +22,7 @@ from embedps.tables import SGD, Chance, FeatureSpec, MinCount, TableSpec, ops
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import StoredFile
 from embedps.training.checkpoint_writer import CheckpointWriter
+from tests.checkpoint.readers import newest_of
 from tests.kernels.twins import initial_values
 from tests.tables.admission_twin import AdmissionTwin, examples_of
 from tests.tables.builders import ids, look, make_collection, make_table, ragged, remove, train
@@ -236,8 +237,7 @@ def test_counters_survive_restarts_onto_other_shards_rebases_and_compactions(tmp
             run.saver.close()
             run.start()
             run.check(tmp_path / f"check-{k}")
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     assert newest.version == 3
     assert all(save.admission for save in newest.chain)
     assert verify(run.directory, run.directory.numbers()).problems == ()
@@ -253,8 +253,7 @@ def test_damaged_admission_file_is_named_and_not_restored(tmp_path, at):
     run = Run(tmp_path / "chain", 1)
     run.train()
     run.save()
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     path = run.directory.file(newest.chain[0].admission[0])
     content = bytearray(path.read_bytes())
     content[int(at * len(content))] ^= 4
@@ -269,8 +268,7 @@ def test_compressed_counters_get_no_more_memory_than_a_batch_needs(tmp_path):
     run = Run(tmp_path / "chain", 1)
     run.train()
     run.save()
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     (group,) = {table["group"] for table in newest.tables}
     path = tmp_path / "counters.arrow"
     with pa.OSFile(str(run.directory.file(newest.chain[0].admission[0]))) as file:
@@ -306,8 +304,7 @@ def test_delta_holds_the_counters_that_changed(tmp_path):
     run.save()
     train(run.collection, {"t": ids(7, 8)}, {"t": np.ones((2, DIM), np.float32)}, step=2)
     run.save()
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     assert [sum(f.rows for f in save.admission) for save in newest.chain][-1] == 2
 
 

@@ -13,8 +13,7 @@ import os
 
 import pytest
 
-from tests import forked
-from tests.forked import ROOT
+from tests.commands import run_program
 
 # Who changes the tables asks for ten.
 THOUSANDS = int(os.environ.get("EMBEDPS_TRACES_THOUSANDS", "2"))
@@ -45,14 +44,8 @@ DOES = {
 
 
 def run_traces(first: int, num_traces: int) -> None:
-    done = forked.run(
-        ["-m", "tests.tables.oracle_program", str(first), str(num_traces)],
-        cwd=ROOT,
-        capture_output=True,
-        timeout=560,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    program = ("-m", "tests.tables.oracle_program", str(first), str(num_traces))
+    found = json.loads(run_program(*program, timeout_secs=560).splitlines()[-1])
     assert found["traces"] == num_traces
     rare = {name: found["did"].get(name, 0) for name, each in DOES.items()}
     assert all(rare[name] >= each * num_traces for name, each in DOES.items()), rare

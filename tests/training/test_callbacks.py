@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.data.dataset import Dataset
 from embedps.errors import CheckpointError, UsageError
 from embedps.run.summary import append_evaluation, read_evaluations
 from embedps.training.callbacks import (
@@ -16,12 +15,9 @@ from embedps.training.callbacks import (
     ReduceLearningRate,
     RunControl,
 )
-from tests.builders import latest, make_trainer, write_dataset
+from tests.builders import dataset_fixture, latest, make_trainer
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700, 433))
+dataset = dataset_fixture(evaluation=(700, 433))
 
 
 def entry(number: int, auc: float | None, **fields: Any) -> dict[str, Any]:

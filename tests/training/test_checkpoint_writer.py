@@ -18,7 +18,7 @@ from embedps.checkpoint.tools.compact import compact
 from embedps.errors import CheckpointError, DirectoryTakenError
 from embedps.tables import Adagrad
 from embedps.training.checkpoint_writer import CheckpointWriter
-from tests.checkpoint.readers import read_chain
+from tests.checkpoint.readers import newest_of, read_chain
 from tests.tables.builders import ids, make_collection, make_table, remove, rows_of, train
 
 DIM = 2
@@ -304,8 +304,7 @@ def test_other_writer_is_told_apart_from_a_compaction(tmp_path):
     model.train(most=1400)
     model.save()
     other = CheckpointWriter(model.directory, model.collection, {"w": tf.Variable([1.0])})
-    newest = model.directory.latest()
-    assert newest is not None
+    newest = newest_of(model.directory)
     other.restore(newest)
     model.train()
     other._cuts = model.saver._cuts = model.collection.mark_clean()
@@ -347,8 +346,7 @@ def test_commit_that_fails_once_it_is_in_place_is_gone_on_from(tmp_path, monkeyp
                 final=False,
                 rest_secs=0.0,
             )
-    stands = model.directory.latest()
-    assert stands is not None
+    stands = newest_of(model.directory)
     model.directory.check_present(stands)
     model.train()
     assert model.save().number > stands.number

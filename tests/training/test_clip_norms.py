@@ -7,16 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import pytest
 import tensorflow as tf
 
 from embedps.data.dataset import Dataset
-from tests.builders import make_dlrm, make_trainer, write_dataset
+from tests.builders import dataset_fixture, make_dlrm, make_trainer
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("clip") / "set", train=(256,))
+dataset = dataset_fixture(train=(256,))
 
 
 def after_a_step(

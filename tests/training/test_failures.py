@@ -22,8 +22,8 @@ from embedps.checkpoint.tools.verify import verify
 from embedps.cluster.local_processes import _free_ports
 from embedps.data.dataset import Dataset
 from tests import forked
-from tests.builders import ROOT, latest
-from tests.commands import processes_with, summary_of, tf_config, wait_until_gone
+from tests.builders import ROOT, dataset_fixture, latest
+from tests.commands import environment, processes_with, summary_of, tf_config, wait_until_gone
 
 pytestmark = pytest.mark.multiprocess
 
@@ -47,10 +47,7 @@ IN_FLIGHT = 2 * 2  # units: two a worker
 EPOCHS = 400  # more than the fastest machine is done with before the last of a test's losses
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    directory = tmp_path_factory.mktemp("data") / "set"
-    return write_dataset(directory, train=(9000, 9000, 2000), evaluation=(2000,))
+dataset = dataset_fixture(write_dataset, train=(9000, 9000, 2000), evaluation=(2000,))
 
 
 class Program:
@@ -60,7 +57,7 @@ class Program:
         self.process = forked.start(
             ["-m", module, *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
+            env=environment(**env),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -93,6 +90,11 @@ class Program:
             assert found, f"ended before {text!r}:\n{self.output}"
             self._seen = found[0] + 1
             return self._lines[found[0]]
+
+    def stop(self) -> str:
+        """Tells it to end, and waits for that."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.finish()
 
     def finish(self, code: int = 0) -> str:
         assert self.process.wait(200) == code, self.output
@@ -192,10 +194,8 @@ def test_run_goes_on_when_a_worker_is_killed(tmp_path, dataset, programs, name):
     model = MODELS[name]
     run = train(programs, dataset, model_dir, *model, *few, f"--epochs={EPOCHS}")
     run.wait_for("delta")
-    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
-    wait_until_joined(run, model_dir, "worker-0", 2)
-    run.process.send_signal(signal.SIGTERM)
-    run.finish()
+    lose(run, model_dir, "worker 0", signal.SIGKILL)
+    run.stop()
     assert summary_of(model_dir)["worker_restarts"] == 1
     epochs = finish_in_one_process(programs, dataset, model_dir, *model)
     check(
@@ -224,8 +224,7 @@ def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_e
     run.wait_for("worker 1 was told to end: saving a checkpoint")
     wait_until_joined(run, model_dir, "worker-1", 3)
     assert "worker 1 ends, as it was told to" in (model_dir / "logs/worker-1.log").read_text()
-    run.process.send_signal(signal.SIGTERM)
-    run.finish()
+    run.stop()
     summary = summary_of(model_dir)
     assert summary["worker_restarts"] == 3
     assert summary["evaluator_restarts"] == 1
@@ -253,13 +252,10 @@ def test_workers_that_wait_for_each_other_do_not_wait_for_ever_for_a_lost_one(
     few = (*LOCAL, "--eval=none", flag)
     run = train(programs, dataset, model_dir, *few, f"--epochs={EPOCHS}")
     run.wait_for("delta")
-    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
-    wait_until_joined(run, model_dir, "worker-0", 2)
-    os.kill(pid_of(model_dir, "worker 1"), signal.SIGSTOP)
-    wait_until_joined(run, model_dir, "worker-1", 2)  # killed for its silence, and started again
+    lose(run, model_dir, "worker 0", signal.SIGKILL)
+    lose(run, model_dir, "worker 1", signal.SIGSTOP)  # killed for its silence, and started again
     run.wait_for("delta")
-    run.process.send_signal(signal.SIGTERM)
-    run.finish()
+    run.stop()
     summary = summary_of(model_dir)
     assert summary["worker_restarts"] == 2
     stale = summary["staleness"].values()
@@ -288,15 +284,13 @@ def test_hybrid_run_goes_on_when_a_worker_and_then_a_server_is_killed(tmp_path, 
     model_dir, few = tmp_path / "m", (*LOCAL, "--eval=none", "--sync=dense")
     run = train(programs, dataset, model_dir, *few, f"--epochs={EPOCHS}")
     run.wait_for("delta")
-    os.kill(pid_of(model_dir, "worker 1"), signal.SIGKILL)
-    wait_until_joined(run, model_dir, "worker-1", 2)
+    lose(run, model_dir, "worker 1", signal.SIGKILL)
     run.wait_for("delta")
     os.kill(pid_of(model_dir, "ps 0"), signal.SIGKILL)
     run.wait_for(": going on from checkpoint ")
     run.wait_for("recovered: ")
     run.wait_for("delta")
-    run.process.send_signal(signal.SIGTERM)
-    run.finish()
+    run.stop()
     summary = summary_of(model_dir)
     assert summary["sync"]["mode"] == "dense"
     assert len(summary["recoveries"]) == 1
@@ -316,13 +310,10 @@ def test_steps_go_on_without_a_worker_that_is_killed_or_stopped(tmp_path, datase
     flags = (*LOCAL, "--eval=inline", "--sync=full", "--on-lost-worker=continue", *more)
     run = train(programs, dataset, model_dir, *flags, f"--epochs={EPOCHS}")
     run.wait_for("delta")
-    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
-    wait_until_joined(run, model_dir, "worker-0", 2)
-    os.kill(pid_of(model_dir, "worker 1"), signal.SIGSTOP)
-    wait_until_joined(run, model_dir, "worker-1", 2)  # killed for its silence, and started again
+    lose(run, model_dir, "worker 0", signal.SIGKILL)
+    lose(run, model_dir, "worker 1", signal.SIGSTOP)  # killed for its silence, and started again
     run.wait_for("delta")
-    run.process.send_signal(signal.SIGTERM)
-    run.finish()
+    run.stop()
     summary = summary_of(model_dir)
     assert summary["worker_restarts"] == 2
     assert summary["recoveries"] == []
@@ -353,6 +344,12 @@ def wait_until_joined(run: Program, model_dir: Path, name: str, times: int) -> N
         assert run.process.poll() is None, f"ended before {name} joined:\n{run.output}"
         assert time.monotonic() < deadline, f"{log.read_text()}\n{run.output}"
         time.sleep(0.05)
+
+
+def lose(run: Program, model_dir: Path, worker: str, how: signal.Signals) -> None:
+    """Sends a worker's first process a signal; waits until the second has had a client."""
+    os.kill(pid_of(model_dir, worker), how)
+    wait_until_joined(run, model_dir, worker.replace(" ", "-"), 2)
 
 
 def finish_in_one_process(
@@ -388,8 +385,7 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     assert "0 units done since (0 steps, 0 examples) are lost" in line
     run.wait_for("recovered: ")
     assert "ps 1 ends, as it was told to" in (model_dir / "logs/ps-1.log").read_text()
-    run.process.send_signal(signal.SIGTERM)
-    out = run.finish()
+    out = run.stop()
     killed, stopped, told = summary_of(model_dir)["recoveries"]
     assert "parameter server" in killed["why"]
     assert all(r["secs"] > 0 for r in (killed, stopped, told)), out
@@ -415,8 +411,7 @@ def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, prog
 
     run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}")
     run.wait_for("delta")
-    run.process.send_signal(signal.SIGTERM)
-    assert "stopped; run the same command again to resume" in run.finish()
+    assert "stopped; run the same command again to resume" in run.stop()
     told = latest(model_dir)
     assert told.number > killed.number
     assert told.ledger["doing"] == []

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,14 @@ from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables import TableSpec, TimeToLive
 from embedps.training import file_watch, training_loop
 from embedps.training.file_watch import FileWatch
-from tests.builders import MIXED, TABLES, SumModel, latest, make_config, write_dataset
+from tests.builders import (
+    MIXED,
+    TABLES,
+    SumModel,
+    dataset_fixture,
+    latest,
+    make_config,
+)
 from tests.commands import SMALL, finish, read_until, summary_of, train
 from tests.tables.builders import rows_of
 
@@ -39,6 +47,21 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def fit_until(trainer: embedps.Trainer, condition: Callable[[], bool]) -> None:
+    """Trains, and ends the run as a signal does once a condition holds."""
+
+    def end() -> None:
+        try:
+            until(condition)
+        finally:
+            trainer._notices.end()
+
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(end)
+        trainer.fit()
+        ended.result()
 
 
 class Watched:
@@ -66,9 +89,7 @@ class Watched:
         os.rename(self.folder / ".partial", self.folder / name)
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700,), whole=True)
+dataset = dataset_fixture(evaluation=(700,), whole=True)
 
 
 def test_files_are_taken_once_in_order(tmp_path: Path, dataset: Dataset) -> None:
@@ -409,15 +430,7 @@ def test_a_run_goes_on_without_files_that_are_gone(
     watched.put(tmp_path / "wrong", "bad.parquet")  # its scores refuse it
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_watch, "_SETTLE_SECS", 0.0)
-
-        def end() -> None:
-            until(lambda: len(ledger.taken) == 5 and ledger.num_done == 6 + 4 * 3)
-            trainer._notices.end()
-
-        runs = threading.Thread(target=end)
-        runs.start()
-        trainer.fit()
-        runs.join()
+        fit_until(trainer, lambda: len(ledger.taken) == 5 and ledger.num_done == 6 + 4 * 3)
     out = capsys.readouterr().out
     assert out.count("of " + str(watched.folder / "gone.parquet") + " are left out") == 3
     assert "short.parquet are left out: Parquet file" in out
@@ -457,18 +470,12 @@ def test_a_files_line_comes_before_those_of_its_units(
 
     monkeypatch.setattr(ledger, "take_file", take_and_train)
 
-    def end() -> None:
-        try:
-            until(lambda: ledger.num_done == 6)
-            watched.put(dataset.paths("train")[0], "a.parquet")
-            assert trained.wait(60)
-        finally:
-            trainer._notices.end()
+    def file_is_trained() -> bool:
+        until(lambda: ledger.num_done == 6)
+        watched.put(dataset.paths("train")[0], "a.parquet")
+        return trained.wait(60)
 
-    ender = threading.Thread(target=end)
-    ender.start()
-    trainer.fit()
-    ender.join()
+    fit_until(trainer, file_is_trained)
     lines = shown.splitlines()
     (of_file,) = [i for i, x in enumerate(lines) if x.startswith("a.parquet: 1,500 examples, ")]
     assert of_file < min(i for i, x in enumerate(lines) if re.match("units [789]/9 ", x))
@@ -498,15 +505,7 @@ def test_event_time_goes_by_the_files(tmp_path: Path, dataset: Dataset) -> None:
     trainer = embedps.Trainer(recommender, timed, config)
     ledger = trainer.ledger
     assert isinstance(ledger, WatchLedger)
-
-    def end() -> None:
-        until(lambda: len(ledger.taken) == 15 and ledger.num_done == ledger.num_units)
-        trainer._notices.end()
-
-    ender = threading.Thread(target=end)
-    ender.start()
-    trainer.fit()
-    ender.join()
+    fit_until(trainer, lambda: len(ledger.taken) == 15 and ledger.num_done == ledger.num_units)
     assert ledger.num_units == 6 + 14 * 3  # all but 00.parquet, which has no statistics
     trainer.collection.sweep()
     ids = rows_of(trainer.collection, tmp_path / "rows")

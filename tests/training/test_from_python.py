@@ -25,6 +25,7 @@ from tests.builders import (
     ROOT,
     TINY_DLRM,
     SumModel,
+    dataset_fixture,
     make_config,
     make_dlrm,
     make_listed,
@@ -123,9 +124,7 @@ def make(config, dataset):
 """
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +137,7 @@ def python(*arguments: str | Path, folder: Path = ROOT, **env: str) -> tuple[int
     done = forked.run(
         [*map(str, arguments)],
         cwd=folder,
-        env=environment(PYTHONPATH=str(ROOT), **env),
+        env=environment(**{"PYTHONPATH": str(ROOT), **env}),
         capture_output=True,
         timeout=200,
     )
@@ -197,13 +196,8 @@ def test_model_of_a_script_is_scored_beside_the_run_and_later_by_the_module_that
     assert err.strip().count("\n") == 0
     assert "give --model mymodel or package.module" in err
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
-    named = forked.run(
-        [*map(str, again), "--model", "own.ranker"],
-        env=environment(PYTHONPATH=path),
-        capture_output=True,
-        timeout=200,
-    )
-    assert named.returncode == 0, named.stderr
+    code, _, err = python(*again, "--model=own.ranker", PYTHONPATH=path)
+    assert code == 0, err
     assert evaluations_of(model_dir)[-1]["auc"] == score["auc"]
 
 

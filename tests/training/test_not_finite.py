@@ -15,15 +15,12 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense, write_dense
 from embedps.data.dataset import Dataset
 from embedps.errors import TrainingError
-from tests.builders import latest, make_trainer, write_dataset
+from tests.builders import dataset_fixture, latest, make_trainer
 from tests.checkpoint.readers import read_chain
 from tests.commands import checkpoint_command
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    """One unit of one step per epoch."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(64,))
+# One unit of one step per epoch.
+dataset = dataset_fixture(train=(64,))
 
 
 class Root(tf.keras.Model):

@@ -13,6 +13,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.storage.object_store import as_path
 from tests.builders import write_dataset
+from tests.checkpoint.readers import newest_of
 from tests.commands import SMALL, finish, read_until, start
 from tests.commands import checkpoint_command as checkpoint
 
@@ -30,8 +31,7 @@ def test_run_in_a_bucket_is_scored_verified_and_resumed(s3_dir, tmp_path, capsys
     )
     assert re.search(r"done: (\d+)/\1 units, 4,096 examples", out), out
     directory = CheckpointDirectory(s3_dir)
-    last = directory.latest()
-    assert last is not None
+    last = newest_of(directory)
     assert last.final
     assert last.num_shards == 2
     assert read_leases(directory) == []
@@ -55,8 +55,7 @@ def test_run_in_a_bucket_is_scored_verified_and_resumed(s3_dir, tmp_path, capsys
     # Another epoch, in one process, from what the two shards wrote.
     out = finish(start("embedps.train", *where, "--epochs=2", "--eval=none", **told))
     assert re.search(r"done: (\d+)/\1 units, 8,192 examples", out), out
-    again = directory.latest()
-    assert again is not None
+    again = newest_of(directory)
     assert again.number > last.number
     finish(start("embedps.evaluate", f"--model-dir={s3_dir}", "--once", "--num-shards=3", **told))
     lines = (as_path(s3_dir) / "evaluation.jsonl").read_text().splitlines()
@@ -89,7 +88,6 @@ def test_files_that_arrive_in_a_bucket_are_trained_once(s3_dir, tmp_path):
     read_until(run, "units 5/5")
     run.send_signal(signal.SIGTERM)
     assert "run the same command again to resume: 5/5 units" in finish(run)
-    last = CheckpointDirectory(tmp_path / "m").latest()
-    assert last is not None
+    last = newest_of(CheckpointDirectory(tmp_path / "m"))
     assert last.progress["examples"] == 1000 + 3 * 500
     assert last.ledger["watched"] == {"first_unit": 2, "in_progress": [], "left_out_rows": 0}

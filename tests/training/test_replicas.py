@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.dense import read_dense
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.summary import read_evaluations
 from tests import commands
-from tests.builders import latest, make_trainer, write_dataset
+from tests.builders import dataset_fixture, dense_of, latest, make_trainer
 from tests.checkpoint.readers import read_chain
 
 FIELDS: dict[str, Any] = {
@@ -28,20 +27,12 @@ OF_A_RUN = ("number", "secs", "lag_secs", "time")
 """What a score has that another run of the same bits has not."""
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Its units end with steps of fewer parts, and with shorter batches."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(1200, 700))
+# Its units end with steps of fewer parts, and with shorter batches.
+dataset = dataset_fixture(train=(1200, 700))
 
 
 def run(dataset: Dataset, model_dir: Path, **fields: Any) -> dict[str, Any]:
     return make_trainer(dataset, model_dir, **FIELDS, **fields).fit().summary
-
-
-def dense_of(model_dir: Path) -> dict[str, np.ndarray]:
-    dense = latest(model_dir).dense
-    assert dense is not None
-    return read_dense(CheckpointDirectory(model_dir).file(dense))
 
 
 def assert_same_checkpoint(first: Path, second: Path) -> None:

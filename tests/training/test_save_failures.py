@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.data.dataset import Dataset
 from embedps.errors import CheckpointError
 from embedps.training import checkpoint_schedule
 from embedps.training.save_failures import (
@@ -22,15 +21,19 @@ from embedps.training.save_failures import (
     SaveFailures,
     in_background,
 )
-from tests.builders import ROOT, TINY_DLRM_FLAGS, latest, make_trainer, write_dataset
+from tests.builders import (
+    ROOT,
+    TINY_DLRM_FLAGS,
+    dataset_fixture,
+    latest,
+    make_trainer,
+)
 from tests.disks import Disk, assert_nothing_is_left_over
 
 FIELDS: dict[str, Any] = {"delta_secs": 0.01, "unit_rows": 128, "epochs": 6}
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 class Clock:

@@ -18,13 +18,10 @@ from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.errors import UsageError
 from embedps.run.optimizer_config import OptimizerConfig
 from embedps.training import training_setup
-from tests.builders import make_dlrm, make_trainer, write_dataset
+from tests.builders import dataset_fixture, make_dlrm, make_trainer
 from tests.tables.builders import rows_of
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("schedules") / "set", train=(1024,))
+dataset = dataset_fixture(train=(1024,))
 
 
 def test_factors_rise_and_fall() -> None:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
-from tests.builders import ROOT, make_trainer, write_dataset
-from tests.commands import SMALL, evaluations_of, finish, start, summary_of, train
+from tests.builders import make_trainer, write_dataset
+from tests.commands import SMALL, evaluations_of, finish, run_program, start, summary_of, train
 from tests.training.test_replicas import FIELDS, assert_same_checkpoint
 
 pytestmark = pytest.mark.multiprocess
@@ -66,12 +65,7 @@ def test_sidecar_ends_a_run_that_gets_no_better_and_the_best_is_exported(
 @pytest.mark.slow
 def test_whatever_a_run_has_works_in_step(tmp_path: Path) -> None:
     """Weights, labels, sequences, states, dropout, callbacks, policies, and files that arrive."""
-    done = forked.run(
-        ["-m", "tests.training.sync_runs_program", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    run_program("-m", "tests.training.sync_runs_program", tmp_path)
 
 
 @pytest.mark.slow

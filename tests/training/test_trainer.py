@@ -12,34 +12,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.tools.verify import verify
 from embedps.cluster.embedded import EmbeddedCluster
-from embedps.data.dataset import Dataset
-from embedps.engine.dense_optimizer import make_dense_optimizer
-from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_train_unit
 from embedps.errors import DatasetError, DimMismatchError, UsageError
 from embedps.run.config import TrainConfig
 from embedps.storage.file_lock import RUN_LOCK_NAME
-from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import Trainer
-from tests.builders import MIXED, latest, make_dlrm, make_trainer, write_dataset
+from tests.builders import (
+    MIXED,
+    dataset_fixture,
+    dense_of,
+    latest,
+    make_dlrm,
+    make_trainer,
+    write_dataset,
+)
 from tests.checkpoint.readers import read_chain, read_row_file
+from tests.engine.builders import Trained
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    """Uneven shards with odd row groups, that no unit size divides."""
-    return write_dataset(
-        tmp_path_factory.mktemp("data") / "set",
-        train=(2300, 911, 1),
-        row_group_rows=330,
-        whole=True,
-    )
+# Uneven shards with odd row groups, that no unit size divides.
+dataset = dataset_fixture(train=(2300, 911, 1), row_group_rows=330, whole=True)
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +64,6 @@ def assert_same_rows(first: Path, second: Path) -> None:
     assert sections_of(first) == sections_of(second)
     for group in sections_of(first):
         assert chain_rows(first, group).equals(chain_rows(second, group))
-
-
-def dense_of(model_dir: Path) -> dict[str, np.ndarray]:
-    dense = latest(model_dir).dense
-    assert dense is not None
-    return read_dense(CheckpointDirectory(model_dir).file(dense))
 
 
 def visits(model_dir: Path) -> collections.Counter:
@@ -243,23 +231,10 @@ def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
 def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
     dataset, make, num_groups, num_shards
 ):
-    model = StepModel(make(dataset), dataset)
     cluster = EmbeddedCluster(num_shards=num_shards)
-    collection = EmbeddingCollection(
-        model.tables, model.features, devices=cluster.shard_devices, container="graph"
-    )
-    unit: Any = make_train_unit(
-        model,
-        make_dense_optimizer("adagrad", 0.1, model.model),
-        collection,
-        cluster.strategy,
-        model.input(batch_rows=64, shuffle_rows=0),
-        overlap=True,
-    )
-    number = tf.TensorSpec([], tf.int64)
-    graph = unit.get_concrete_function(
-        tf.TensorSpec([], tf.string), number, number, number, number, tf.TensorSpec([], tf.float32)
-    ).graph.as_graph_def()
+    trained = Trained(make(dataset), dataset, cluster, kind="adagrad")
+    unit = trained.make_unit(64, overlap=True)
+    graph = unit.get_concrete_function(*trained.arguments()).graph.as_graph_def()
     outside = collections.Counter(node.op for node in graph.node)
     assert outside["EmbedpsLookup"] == outside["EmbedpsUpdate"] == 0
     assert outside["While"] + outside["StatelessWhile"] == 1

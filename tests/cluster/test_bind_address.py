@@ -13,6 +13,7 @@ from embedps.cluster.bind_address import VARIABLE, listen_at, listening_addresse
 from embedps.errors import UsageError
 from tests import forked
 from tests.builders import ROOT
+from tests.commands import run_program
 
 PROGRAM = """
 import sys
@@ -31,17 +32,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def serve(address: str, **environment: str) -> set[str]:
+def serve(address: str, **env: str) -> set[str]:
     """The hosts at which a server of that address listens, in a process of its own."""
-    done = forked.run(
-        ["-c", PROGRAM, address],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("at "))
+    shown = run_program("-c", PROGRAM, address, timeout_secs=120, **env)
+    (line,) = (line for line in shown.splitlines() if line.startswith("at "))
     hosts, ports = zip(*(each.split("|") for each in line.split()[1:]), strict=True)
     assert set(ports) == {address.rpartition(":")[2]}
     return {host.removeprefix("::ffff:") for host in hosts}

@@ -14,9 +14,8 @@ from embedps.cluster.interface import ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.data.dataset import Dataset
 from embedps.errors import ClusterError, ServerLostError
-from tests import forked
-from tests.builders import ROOT, write_dataset
-from tests.commands import environment, train, wait_until_gone
+from tests.builders import dataset_fixture
+from tests.commands import run_program, train, wait_until_gone
 
 # A worker says something and dies as the file `how` says; a parameter server stays.
 SCRIPT = """#!/bin/sh
@@ -135,9 +134,7 @@ def test_process_that_is_killed_at_each_start_is_named_with_its_last_line(
         workers.wait_until_serving(60)
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(1000,), evaluation=(500,))
+dataset = dataset_fixture(train=(1000,), evaluation=(500,))
 
 
 @pytest.mark.multiprocess
@@ -193,14 +190,7 @@ def test_scored_unit_that_kills_its_worker_is_an_error_of_the_trainer(
     tmp_path: Path, dataset: Dataset
 ) -> None:
     """From Python, with inline evaluation."""
-    done = forked.run(
-        ["-c", PROGRAM, str(dataset.directory), str(tmp_path / "m")],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    last = done.stdout.splitlines()[-1]
+    shown = run_program("-c", PROGRAM, dataset.directory, tmp_path / "m", timeout_secs=200)
+    last = shown.splitlines()[-1]
     assert re.match(r"ClusterError: worker 0 ended by SIGABRT, .* this unit is deadly; see", last)
     wait_until_gone(str(tmp_path / "m"))

@@ -22,7 +22,14 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import ServerLostError
 from tests import frozen, tagged
-from tests.builders import ROOT, TINY_DLRM_FLAGS, latest, make_trainer, write_dataset
+from tests.builders import (
+    ROOT,
+    TINY_DLRM_FLAGS,
+    dataset_fixture,
+    latest,
+    make_trainer,
+    write_dataset,
+)
 from tests.checkpoint.readers import read_table
 from tests.tables.builders import rows_of
 
@@ -33,9 +40,7 @@ _DLRM = ("--model=dlrm", *TINY_DLRM_FLAGS)
 _SECS = 300.0
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 @contextlib.contextmanager

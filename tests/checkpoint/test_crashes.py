@@ -9,8 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +20,9 @@ from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.verify import verify
 from embedps.storage import file_io
 from tests.checkpoint.builders import GROUP, CheckpointRun, Record
-from tests.checkpoint.readers import read_chain
+from tests.checkpoint.readers import newest_of, read_chain
+from tests.commands import run_program
 
-ROOT = Path(__file__).resolve().parents[2]
 Rows = dict[tuple[str, int], float]
 
 
@@ -44,8 +42,7 @@ def applied(rows: Rows, records: list[Record]) -> Rows:
 
 
 def rows_of(directory: CheckpointDirectory) -> Rows:
-    newest = directory.latest()
-    assert newest is not None
+    newest = newest_of(directory)
     rows = read_chain(directory, newest, GROUP)
     keys = zip(rows["table"].to_pylist(), rows["id"].to_pylist(), strict=True)
     return dict(zip(keys, (e[0] for e in rows["embedding"].to_pylist()), strict=True))
@@ -103,8 +100,7 @@ def test_every_state_after_160_kills_of_a_python_writer_is_a_committed_one(tmp_p
         if not numbers:
             assert killed
             continue
-        newest = directory.latest()
-        assert newest is not None
+        newest = newest_of(directory)
         after = applied(committed, records_of(step))
         if newest.save_number > saved:
             committed, saved = after, newest.save_number
@@ -124,17 +120,9 @@ def test_every_state_after_160_kills_of_a_python_writer_is_a_committed_one(tmp_p
 @pytest.mark.multiprocess
 def test_every_state_after_90_kills_of_a_saver_is_a_committed_one(tmp_path):
     """Rows with their slots and steps, the network and the ledger: of one save, and no other."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.crash_program", str(tmp_path), "90"],
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=560,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    program = ("-m", "tests.checkpoint.crash_program", tmp_path, "90")
+    shown = run_program(*program, fresh=True, timeout_secs=560, CUDA_VISIBLE_DEVICES="-1")
+    found = json.loads(shown.splitlines()[-1])
     assert found["killed"] == 90
     assert found["steps"] > 20  # of the kernels, each the last of a process once
     assert found["rows"] > 0

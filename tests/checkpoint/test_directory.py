@@ -10,6 +10,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest_json import to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import CheckpointRun, Record, make_run
+from tests.checkpoint.readers import newest_of
 
 
 def test_paths_are_those_of_the_format(tmp_path):
@@ -45,8 +46,7 @@ def test_commits_come_back_and_the_newest_is_the_latest(tmp_path):
 
 def test_commit_refuses_a_number_that_is_not_new(tmp_path):
     run = make_run(tmp_path)
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     before = run.directory.manifest_path(3).read_bytes()
     for number in (3, 2):
         chain = newest.chain[:number]
@@ -60,8 +60,7 @@ def test_commit_refuses_a_number_that_is_not_new(tmp_path):
 
 def test_commit_refuses_a_manifest_of_absent_or_short_files(tmp_path):
     run = make_run(tmp_path)
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     following = dataclasses.replace(newest, number=4)
     path = run.directory.file(newest.chain[1].files[0])
     whole = path.read_bytes()
@@ -88,8 +87,7 @@ def test_next_number_skips_leftovers_of_failed_commits(tmp_path):
 
 def test_leftovers_of_a_killed_commit_are_no_manifest(tmp_path):
     run = make_run(tmp_path)
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     half = to_json(newest)[:100]
     (run.directory.manifests_dir / "00000004.json.tmp").write_bytes(half)
     (run.directory.manifests_dir / "notes.txt").write_bytes(half)
@@ -136,15 +134,13 @@ def test_manifest_collected_between_listing_and_reading_is_no_error(tmp_path, mo
         return [1, 2, 9] if len(calls) == 1 else listed()
 
     monkeypatch.setattr(run.directory, "numbers", stale_once)
-    latest = run.directory.latest()
-    assert latest is not None
+    latest = newest_of(run.directory)
     assert latest.number == 3
 
 
 def test_check_present_names_the_first_absent_file(tmp_path):
     run = make_run(tmp_path)
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     run.directory.check_present(newest)
     os.rename(run.directory.dense_path(3), tmp_path / "elsewhere")
     with pytest.raises(CorruptCheckpointError, match=r"dense-3/dense\.arrow: manifest 3 names it"):
@@ -153,8 +149,7 @@ def test_check_present_names_the_first_absent_file(tmp_path):
 
 def test_check_content_finds_what_check_present_cannot(tmp_path):
     run = make_run(tmp_path)
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     run.directory.check_content(newest, newest.files)
     path = run.directory.dense_path(3)
     data = bytearray(path.read_bytes())
@@ -184,8 +179,7 @@ def test_names_that_no_save_writes_are_not_manifests(tmp_path, name):
     (tmp_path / "delta-٣").mkdir()
     (tmp_path / f"delta-{'9' * 30}").mkdir()
     assert directory.numbers() == [1, 2, 3]
-    newest = directory.latest()
-    assert newest is not None
+    newest = newest_of(directory)
     assert newest.number == 3
     assert directory.next_number() == 4
 

@@ -26,7 +26,7 @@ from tests.checkpoint.builders import (
     make_run,
     write_save,
 )
-from tests.checkpoint.readers import read_chain
+from tests.checkpoint.readers import newest_of, read_chain
 
 
 class Cache:
@@ -58,8 +58,7 @@ class Cache:
 
 
 def rows_of(directory: CheckpointDirectory) -> dict[tuple[str, int], tuple]:
-    newest = directory.latest()
-    assert newest is not None
+    newest = newest_of(directory)
     rows = read_chain(directory, newest, GROUP)
     keys = zip(rows["table"].to_pylist(), rows["id"].to_pylist(), strict=True)
     return dict(zip(keys, map(tuple, rows["embedding"].to_pylist()), strict=True))

@@ -20,7 +20,7 @@ from embedps.checkpoint.follow import Rows, follow
 from embedps.checkpoint.tools.verify import verify
 from embedps.tables.row_files import StoredFile
 from tests.checkpoint import store_chain
-from tests.checkpoint.readers import read_table
+from tests.checkpoint.readers import newest_of, read_table
 from tests.tables.builders import make_collection, rows_of
 
 STORED = Path(__file__).parent / "stored" / "manifest-2"
@@ -206,16 +206,14 @@ def test_embedps_reads_the_same(encoding, tmp_path):
             wanted = {i: r for (name, i), r in expected.items() if name == table.name}
             assert [row["id"] for row in rows] == sorted(wanted)
             assert all(row == {k: wanted[row["id"]][k] for k in row} for row in rows)
-    newest = directory.latest()
-    assert newest is not None
+    newest = newest_of(directory)
     changes = [c.batch for c in follow(directory, idle_secs=0) if isinstance(c, Rows)]
     assert sum(b.num_rows for b in changes) == sum(s.rows + s.removed for s in newest.chain)
 
 
 def test_kernels_load_the_stored_chain_onto_other_shards(tmp_path):
     directory = CheckpointDirectory(STORED / "float32")
-    newest = directory.latest()
-    assert newest is not None
+    newest = newest_of(directory)
     collection = make_collection(store_chain.TABLES, num_shards=3)
     for save in newest.chain:
         files: dict[str, list[StoredFile]] = {}

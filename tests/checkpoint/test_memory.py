@@ -1,27 +1,17 @@
 """Compaction, export and diff of a chain take memory for what they work on, not for the table."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.commands import run_program
+
 SIZES = (150_000, 450_000)  # 42 MB and 126 MB of rows
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.memory_program", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    program = ("-m", "tests.checkpoint.memory_program", *arguments)
+    return run_program(*program, fresh=True, timeout_secs=200)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from embedps.engine.checkpoint_restore import dtype_changes, load_rows
 from embedps.tables import Adagrad, TableSpec
 from embedps.training.checkpoint_writer import CheckpointWriter
 from tests.checkpoint import store_chain
-from tests.checkpoint.readers import read_table
+from tests.checkpoint.readers import newest_of, read_table
 from tests.kernels.twins import round_to
 from tests.tables.builders import ids, make_collection, make_table, rows_of, train
 
@@ -51,9 +51,7 @@ class Run:
         upstream = dict.fromkeys(NAMES, gradients.astype(np.float32))
         train(self.collection, dict.fromkeys(NAMES, ids(*used)), upstream, step=step)
         self.writer.save(step=step, ledger={}, partially_applied=dict, progress={}, final=False)
-        saved = self.directory.latest()
-        assert saved is not None
-        return saved
+        return newest_of(self.directory)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +105,7 @@ def test_run_resumes_with_other_dtypes_and_tools_read_the_chain(before, after, t
     assert (of_b.row_bytes, of_b.rows) == (16 + 12 + 12, 50)
 
     assert compact(directory) is not None
-    again = directory.latest()
-    assert again is not None
+    again = newest_of(directory)
     assert read_table(directory, again, "a").equals(table)
     gone = evict(directory, "a", Selection(below_norm=float(np.median(_norms(lasting)))))
     assert gone.removed == 25
@@ -123,8 +120,7 @@ def _norms(rows: dict[int, list[float]]) -> np.ndarray:
 @pytest.mark.parametrize("rows", ["bfloat16", "float16"])
 def test_stored_chain_of_float32_is_restored_into_rows_of_another_dtype(rows, tmp_path):
     directory = CheckpointDirectory(STORED)
-    newest = directory.latest()
-    assert newest is not None
+    newest = newest_of(directory)
     tables = [
         dataclasses.replace(t, row_dtype=rows, slot_dtype="bfloat16") for t in store_chain.TABLES
     ]

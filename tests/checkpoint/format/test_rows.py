@@ -18,7 +18,7 @@ from tests.checkpoint.builders import (
     row_schema,
     write_save,
 )
-from tests.checkpoint.readers import read_chain, read_row_file, read_table
+from tests.checkpoint.readers import newest_of, read_chain, read_row_file, read_table
 
 
 def live_rows(table: pa.Table) -> list[tuple[str, int, float]]:
@@ -31,8 +31,7 @@ def live_rows(table: pa.Table) -> list[tuple[str, int, float]]:
 
 def test_example_is_replayed_with_its_removals(tmp_path):
     run = make_run(tmp_path)
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     expected = [("C1", i, float(i)) for i in range(8)] + [("C2", 6, 0.25)]
     expected[3], expected[4] = ("C1", 3, 33.0), ("C1", 4, 40.0)
     rows = read_chain(run.directory, newest, GROUP)
@@ -57,8 +56,7 @@ def test_earlier_manifest_gives_the_earlier_rows(tmp_path):
 
 def test_one_table_is_read_by_its_name(tmp_path):
     run = make_run(tmp_path)
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     rows = read_table(run.directory, newest, "C2")
     assert rows["id"].to_pylist() == [6]
     assert "table" not in rows.column_names

@@ -24,7 +24,7 @@ from embedps.checkpoint.tools.verify import verify
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 from tests.checkpoint.builders import GROUP, CheckpointRun, Record, make_run, write_save
-from tests.checkpoint.readers import read_chain
+from tests.checkpoint.readers import newest_of, read_chain
 
 NAN_BITS = np.array([0x7FC00123], np.uint32).view(np.float32)[0]
 ids = st.integers(-4, 4)
@@ -58,8 +58,7 @@ def test_compacted_chain_has_the_same_bits(tmp_path_factory, monkeypatch, base, 
     before = rows_of(run.directory)
     made = compact(run.directory)
     assert made is not None
-    newest = run.directory.latest()
-    assert newest is not None
+    newest = newest_of(run.directory)
     assert newest == made.manifest
     assert [s.kind for s in newest.chain] == ["base"]
     assert newest.chain[0].number == newest.save_number == 1 + len(deltas)

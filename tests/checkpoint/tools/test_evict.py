@@ -17,14 +17,13 @@ from embedps.run.run_lock import RunLock
 from embedps.tables import RowwiseAdagrad
 from embedps.training.checkpoint_writer import CheckpointWriter
 from tests.checkpoint.builders import GROUP, CheckpointRun, Record, make_run
-from tests.checkpoint.readers import read_chain
+from tests.checkpoint.readers import newest_of, read_chain
 from tests.commands import checkpoint_command as main
 from tests.tables.builders import constant, ids, make_collection, make_table, rows_of, train
 
 
 def ids_of(directory: CheckpointDirectory, table: str) -> list[int]:
-    manifest = directory.latest()
-    assert manifest is not None
+    manifest = newest_of(directory)
     return read_chain(directory, manifest, GROUP, table=table)["id"].to_pylist()
 
 
@@ -93,8 +92,7 @@ def test_the_next_run_goes_on_from_it(tmp_path):
 
     second = make_collection([table], num_shards=3)
     writer = CheckpointWriter(directory, second, {}, keep=[KeepNewest(9)])
-    newest = directory.latest()
-    assert newest is not None
+    newest = newest_of(directory)
     assert newest == made.manifest
     writer.restore(newest)
     assert second.stats().rows == {"t": 10}
@@ -144,8 +142,7 @@ def test_the_rows_are_kept_as_those_of_a_run(tmp_path):
 
 
 def rows_by_id(directory: CheckpointDirectory) -> dict[int, dict]:
-    manifest = directory.latest()
-    assert manifest is not None
+    manifest = newest_of(directory)
     rows = read_chain(directory, manifest, GROUP, table="C1").to_pylist()
     return {row["id"]: row for row in rows}
 

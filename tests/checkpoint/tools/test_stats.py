@@ -14,6 +14,7 @@ from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME, read_run_st
 from embedps.checkpoint.tools.stats import read_statistics
 from embedps.tables.row_hashes import row_hashes, shards_of
 from tests.checkpoint.builders import Record, make_manifest, make_run, write_rows
+from tests.checkpoint.readers import newest_of
 from tests.commands import checkpoint_command as main
 
 STEP = 300  # of the newest manifest of make_run; a row's frequency is its id
@@ -22,8 +23,7 @@ VALUES = [0.0, 1.0, 2.0, 33.0, 40.0, 5.0, 6.0, 7.0]  # of C1, by id
 
 def test_statistics_are_of_the_rows_after_all_deltas(tmp_path):
     directory = make_run(tmp_path / "run").directory
-    manifest = directory.latest()
-    assert manifest is not None
+    manifest = newest_of(directory)
     found = read_statistics(directory, manifest)
     first, second = found.tables
     assert (found.number, found.step) == (3, STEP)
@@ -66,8 +66,7 @@ def test_a_line_per_table_is_whole_in_a_pipe(tmp_path, capsys):
 
 def test_all_tables_are_read_in_one_pass(tmp_path, monkeypatch):
     directory = make_run(tmp_path / "run").directory
-    manifest = directory.latest()
-    assert manifest is not None
+    manifest = newest_of(directory)
     reads = []
     batches = RowFile.batches
 
@@ -123,8 +122,7 @@ def test_a_shards_number_in_a_files_name_takes_no_memory(tmp_path):
     file = write_rows(directory, "base", 1, [Record("C1", 5)] * 3, 0, 999_999_999)
     base = SaveSet(kind="base", number=1, step=100, since=None, files=(file,))
     directory.commit(make_manifest(1, [base]))
-    manifest = directory.latest()
-    assert manifest is not None
+    manifest = newest_of(directory)
     assert read_statistics(directory, manifest).tables[0].num_shards == 999_999_999
 
 

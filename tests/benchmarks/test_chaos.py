@@ -1,32 +1,16 @@
 """The chaos run in its short form."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.builders import ROOT
+from tests.benchmarks.builders import run_benchmark
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_rows_are_visited_and_the_auc_stays_while_processes_are_killed(tmp_path):
-    output = tmp_path / "chaos.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "benchmarks.chaos", "--minutes=0.4", "--seed=4"),
-            *("--rows=40000", "--epochs=6", "--pause-secs=4", f"--output={output}"),
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=560,
-    )
-    assert done.returncode == 0, done.stdout
-    found = json.loads(output.read_text())
-    assert len(found["results"]["chaos"]["done_to_it"]) >= 2, done.stdout
+    flags = ("--minutes=0.4", "--seed=4", "--rows=40000", "--epochs=6", "--pause-secs=4")
+    found = run_benchmark("chaos", *flags, output=tmp_path / "chaos.json")
+    assert len(found["results"]["chaos"]["done_to_it"]) >= 2
     assert found["results"]["calm"]["repeated_visits"] == 0
     assert found["results"]["calm"]["worker_restarts"] == 0
     assert found["results"]["calm"]["steps_by_worker"].keys() == {"0", "1"}

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from benchmarks.layout import Table, figures, means, spread
 from embedps.config_fields import option
 from embedps.errors import UsageError
 from tests.builders import ROOT
+from tests.commands import run_program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,6 +162,4 @@ def test_each_declared_program_has_its_modules_name():
     code += "    assert benchmark.name == name\n"
     code += "    assert f'python -m benchmarks.{name}' in benchmark.about, name\n"
     code += "    try:\n        benchmark.run(['--help'])\n    except SystemExit:\n        pass\n"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("--output FILE") >= len(PROGRAMS)
+    assert run_program("-c", code, fresh=True).count("--output FILE") >= len(PROGRAMS)

@@ -3,15 +3,13 @@
 import itertools
 import json
 import statistics
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks import report, strategies
 from benchmarks.strategy_runs import Cell, Data, groups, speed
 from embedps.planning.sync_modes import SPEEDS
-from tests.builders import ROOT
+from tests.benchmarks.builders import run_benchmark
 
 
 def test_each_way_has_one_process_of_the_same_total_batch():
@@ -84,26 +82,10 @@ def test_a_short_run_goes_on_where_it_ended(tmp_path):
     output = tmp_path / "strategies.json"
 
     def run(*more):
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "benchmarks.strategies", "--rows=60000", "--workers=2"),
-                *(
-                    "--seeds=1",
-                    "--sample-epochs=0",
-                    "--paced-rows=8192",
-                    "--total-batch=1024",
-                    "--batch-size=512",
-                ),
-                *(f"--work={tmp_path / 'work'}", f"--output={output}", *more),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=560,
-        )
-        assert done.returncode == 0, done.stdout
-        return json.loads(output.read_text())
+        flags = ("--rows=60000", "--workers=2", "--seeds=1", "--sample-epochs=0")
+        flags += ("--paced-rows=8192", "--total-batch=1024", "--batch-size=512")
+        work = f"--work={tmp_path / 'work'}"
+        return run_benchmark("strategies", *flags, work, *more, output=output)
 
     first = run("--minutes=0.0001")
     assert first["absent_runs"] > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from embedps.layers.embeddings import Embeddings
 from embedps.models import dlrm
 from embedps.models.networks.dlrm import DLRM
 from embedps.tables import FeatureSpec, TableSpec
-from tests import forked, shipped
-from tests.builders import ROOT, TINY_DLRM, latest, make_trainer, write_dataset
+from tests import shipped
+from tests.builders import TINY_DLRM, latest, make_trainer, write_dataset
+from tests.commands import run_program
 
 EPOCHS = 3
 DTYPES = pytest.mark.parametrize("compute_dtype", COMPUTE_DTYPES)
@@ -69,16 +69,12 @@ def test_shipped_schemas_are_trained_on_by_a_local_cluster(
     tmp_path: Path, datasets: dict[str, Dataset]
 ) -> None:
     """One cluster for all: most of the time goes into its start."""
-    done = forked.run(
-        ["-m", "tests.shipped_program", str(tmp_path), str(EPOCHS)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        input="".join(f"{dataset.directory}\n" for dataset in datasets.values()),
-        capture_output=True,
-        timeout=300,
+    shown = run_program(
+        *("-m", "tests.shipped_program", tmp_path, str(EPOCHS)),
+        given="".join(f"{dataset.directory}\n" for dataset in datasets.values()),
+        timeout_secs=300,
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
     assert [(f["schema"], f["compute_dtype"]) for f in found] == [
         (name, dtype) for name in shipped.NAMES for dtype in COMPUTE_DTYPES
     ]

@@ -17,7 +17,7 @@ from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.models import mmoe, ple
 from tests import every_column
-from tests.builders import make_trainer, write_dataset
+from tests.builders import dataset_fixture, make_trainer, write_dataset
 
 TINY: dict[ModuleType, dict[str, Any]] = {
     mmoe: {"num_experts": 3},
@@ -33,9 +33,7 @@ def quick(module: ModuleType) -> Any:
     return pytest.mark.parametrize("module", [module, *rest], ids=lambda m: m.__name__)
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return every_column.write_dataset(tmp_path_factory.mktemp("every") / "set")
+dataset = dataset_fixture(every_column.write_dataset)
 
 
 def make(module: ModuleType, dataset: Dataset, **options: Any) -> Any:

@@ -24,7 +24,7 @@ from embedps.models.networks.names import (
     RATE,
 )
 from tests import commands
-from tests.builders import make_trainer
+from tests.builders import dataset_fixture, make_trainer
 from tests.models.planted_interactions import popularity_recall, write_dataset
 
 LEARN: dict[str, Any] = {
@@ -34,35 +34,27 @@ LEARN: dict[str, Any] = {
     "dense_learning_rate": 0.01,
 }
 FLAGS = ("--held-out=held_out", "--seen=seen", "--at=10", "--embedding-dim=8")
+CCL: dict[str, Any] = {
+    "loss": "ccl",
+    "normalize": True,
+    "num_negatives": 60,
+    "margin": 0.2,
+    "negative_weight": 5.0,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "without log q": {"log_q": False},
     "cosine": {"normalize": True, "temperature": 0.2},
     "mixed negatives": {"num_negatives": 50},
-    "ccl": {
-        "loss": "ccl",
-        "normalize": True,
-        "num_negatives": 60,
-        "margin": 0.2,
-        "negative_weight": 5.0,
-    },
-    "ccl of histories": {
-        "loss": "ccl",
-        "normalize": True,
-        "num_negatives": 60,
-        "margin": 0.2,
-        "negative_weight": 5.0,
-        "history": "history",
-    },
+    "ccl": CCL,
+    "ccl of histories": {**CCL, "history": "history"},
     "bpr": {"loss": "bpr", "num_negatives": 40},
     "towers of layers": {"tower_mlp": (16,), "dropout": 0.1},
     "hard negatives": {"hard_negatives": "seen", "num_negatives": 20},
 }
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("tastes"))
+dataset = dataset_fixture(write_dataset)
 
 
 def config(**changes: Any) -> two_tower.Config:

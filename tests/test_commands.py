@@ -37,7 +37,9 @@ def run(module: str, *arguments: object, **more: str) -> subprocess.CompletedPro
     )
     imports = [x for x in done.stderr.splitlines() if x.startswith("import time:")]
     assert len(imports) > 50
-    assert [x for x in imports if "tensorflow" in x or "keras" in x] == []
+    packages = {x.rpartition("|")[2].strip().partition(".")[0] for x in imports}
+    assert {x for x in packages if "tensorflow" in x or "keras" in x} == set()
+    assert "embedps" in packages
     said = [x for x in done.stderr.splitlines() if not x.startswith("import time:")]
     done.stderr = "\n".join(said)
     return done

@@ -4,6 +4,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,28 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     if code == 0:
         assert [x for x in err.splitlines() if not x.startswith("embedps: building ")] == []
     return out
+
+
+def run(
+    *arguments: object,
+    code: int = 0,
+    cwd: Path = ROOT,
+    timeout: float | None = 200,
+    python: str | Path = sys.executable,
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a fresh interpreter of Python to its end, which must be with this code."""
+    done = subprocess.run(
+        [python, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return done
 
 
 def train(dataset: Dataset, model_dir: Path, *more: str, **env: str) -> subprocess.Popen[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import json
 import math
@@ -23,9 +24,10 @@ from embedps.pipelines.criteo_format import FIELDS
 from embedps.pipelines.ingestion.input_files import find_inputs
 from embedps.pipelines.ingestion.make_dataset import make_dataset
 from embedps.pipelines.ingestion.options import HeldOut, Options, parse_options
-from tests.pipelines.builders import files_of, make_line, make_lines, read_split, write_log
+from tests.builders import ROOT, read_split
+from tests.commands import run
+from tests.pipelines.builders import files_of, make_line, make_lines, write_log
 
-ROOT = Path(__file__).resolve().parents[2]
 TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 
 
@@ -45,9 +47,7 @@ def make(logs: Path | str, output: Path, **settings: object) -> Dataset:
     return dataset
 
 
-def run_cli(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embedps.pipelines.criteo", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+run_cli = functools.partial(run, "-m", "embedps.pipelines.criteo")
 
 
 def numeric_value(field: str) -> float:
@@ -128,7 +128,7 @@ def test_dataset_is_the_same_bytes_on_any_runner_and_workers(tmp_path: Path):
     result = run_cli(
         "--input", tmp_path / "logs/*", "--output", tmp_path / "two", "--num-shards=4", *TWO_WORKERS
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stderr == ""
     assert files_of(tmp_path / "one") == files_of(tmp_path / "again") == files_of(tmp_path / "two")
 
 
@@ -339,16 +339,16 @@ def test_command_line_prints_a_summary_then_keeps_it_then_refuses(
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     result = run_cli(*flags, "--runner", "DirectRunner")
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stderr == ""
     assert "100 rows read = 99 written + 1 bad" in result.stdout
     assert "kept" in run_cli(*flags).stdout
-    result = run_cli(*flags, "--seed=3")
-    assert (result.returncode, result.stdout) == (2, "")
+    result = run_cli(*flags, "--seed=3", code=2)
+    assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("embedps: --output")
     write_log(tmp_path / "bad.tsv", [b"bad"])
-    result = run_cli("--input", tmp_path / "bad.tsv", "--output", tmp_path / "failed", *TWO_WORKERS)
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    bad = ("--input", tmp_path / "bad.tsv", "--output", tmp_path / "failed")
+    assert run_cli(*bad, *TWO_WORKERS, code=1).stderr.count("\n") == 1
     assert os.listdir(temporary) == []
 
 

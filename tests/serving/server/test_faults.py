@@ -142,9 +142,10 @@ def test_tables_of_another_dim_are_refused(trained: Path, replay: Replay, datase
         replay.directory.commit(other)
         until(lambda: model.refusal is not None)
         assert model.refusal is not None
-        assert "has dim 4, the checkpoint has 8: restore with" in model.refusal.message
+        assert "has embedding_dim 4, the checkpoint has 8: restore with" in model.refusal.message
         asker.check(first)
-    with pytest.raises(DimMismatchError, match="has dim 4"), serving(replay.directory, dataset):
+    refused = pytest.raises(DimMismatchError, match="has embedding_dim 4")
+    with refused, serving(replay.directory, dataset):
         pass  # an older manifest would hide that the model is another
 
 

@@ -107,15 +107,18 @@ def write_csv(path: Path, records: list[dict[str, str]], names: tuple[str, ...] 
     return path
 
 
-def make(table: Table, logs: Path | str, output: Path, **settings: Any) -> Dataset:
-    """Runs the job on logs."""
+def options_of(table: Table | str, logs: Path | str, output: Path, **settings: Any) -> Options:
+    """Options of the job on logs, of a table that is declared or of a schema that comes along."""
+    settings["schema" if isinstance(table, str) else "declared"] = table
     settings.setdefault("num_shards", 3)
     names = [field.name for field in dataclasses.fields(HeldOut) if field.name in settings]
     held_out = HeldOut(**{name: settings.pop(name) for name in names})
-    options = Options(
-        input=(str(logs),), output=output, declared=table, held_out=held_out, **settings
-    )
-    dataset, _ = make_dataset(options)
+    return Options(input=(str(logs),), output=output, held_out=held_out, **settings)
+
+
+def make(table: Table | str, logs: Path | str, output: Path, **settings: Any) -> Dataset:
+    """Runs the job on logs."""
+    dataset, _ = make_dataset(options_of(table, logs, output, **settings))
     return dataset
 
 

@@ -23,30 +23,16 @@ from embedps.errors import DatasetError, UsageError
 from embedps.pipelines.criteo_format import FIELDS
 from embedps.pipelines.ingestion.input_files import find_inputs
 from embedps.pipelines.ingestion.make_dataset import make_dataset
-from embedps.pipelines.ingestion.options import HeldOut, Options, parse_options
+from embedps.pipelines.ingestion.options import parse_options
 from tests.builders import ROOT, read_split
 from tests.commands import run
+from tests.pipelines import shop
 from tests.pipelines.builders import files_of, make_line, make_lines, write_log
 
 TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 
 
-def options_of(logs: Path | str, output: Path, **settings: object) -> Options:
-    held_out = HeldOut(eval_fraction=settings.pop("eval_fraction", 0.1))  # type: ignore[arg-type]
-    return Options(
-        input=(str(logs),),
-        output=output,
-        schema="criteo",
-        held_out=held_out,
-        **settings,  # type: ignore[arg-type]
-    )
-
-
-def make(logs: Path | str, output: Path, **settings: object) -> Dataset:
-    dataset, _ = make_dataset(options_of(logs, output, **settings))
-    return dataset
-
-
+make = functools.partial(shop.make, "criteo")
 run_cli = functools.partial(run, "-m", "embedps.pipelines.criteo")
 
 
@@ -215,7 +201,7 @@ def test_flipped_bit_of_a_shard_is_told_by_its_page_checksum(tmp_path: Path):
 
 def test_rerun_keeps_a_finished_dataset(tmp_path: Path):
     log = write_log(tmp_path / "logs/a.tsv", make_lines(50))
-    options = options_of(log, tmp_path / "out", num_shards=2)
+    options = shop.options_of("criteo", log, tmp_path / "out", num_shards=2)
     _, made = make_dataset(options)
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
     dataset, made_again = make_dataset(options)

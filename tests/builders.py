@@ -32,6 +32,7 @@ from tests.checkpoint.readers import newest_of
 ROOT = Path(__file__).resolve().parents[1]
 CARDINALITIES = {"C1": 40, "C2": 300, "C3": 2000}
 NUMERICS = ("I1", "I2")
+COLUMNS = (*NUMERICS, *CARDINALITIES)
 TINY_DLRM = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
 TINY_DLRM_FLAGS = ("--embedding-dim=4", "--bottom-mlp=8", "--top-mlp=8")
 UNEVEN = ((100, 100, 37), (250,), (1,), (64, 64, 64, 64, 3), (999,))
@@ -117,6 +118,11 @@ def dataset_fixture(write: Callable[..., Dataset] = write_dataset, **fields: Any
         return write(tmp_path_factory.mktemp("data") / "set", **fields)
 
     return dataset
+
+
+def read_split(dataset: Dataset, split: str = "eval") -> pa.Table:
+    """Reads all rows of a split, in the order of its shards."""
+    return pa.concat_tables([pq.read_table(path) for path in dataset.paths(split)])
 
 
 def make_listed(

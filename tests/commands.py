@@ -67,6 +67,28 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     return out
 
 
+def run(
+    *arguments: object,
+    code: int = 0,
+    cwd: Path = ROOT,
+    timeout: float | None = 200,
+    python: str | Path = sys.executable,
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a fresh interpreter of Python to its end, which must be with this code."""
+    done = subprocess.run(
+        [python, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return done
+
+
 def train(dataset: Dataset, model_dir: Path, *more: str, **env: str) -> subprocess.Popen[str]:
     where = (f"--data={dataset.directory}", f"--model-dir={model_dir}")
     return start("embedps.train", *where, *more, **env)

@@ -2,15 +2,15 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from embedps import models
 from embedps.run.run_config import RunConfig
 from tests.builders import ROOT, TINY_DLRM, make_config, write_dataset
-from tests.commands import environment
+from tests.commands import run
 
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
@@ -24,17 +24,9 @@ MODELS = sorted(
 )
 
 
-def run(module: str, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+def answer(module: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """A command that must end before it imports TensorFlow."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", module, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run("-X", "importtime", "-m", module, *arguments, timeout=60, **options)
     imports = [x for x in done.stderr.splitlines() if x.startswith("import time:")]
     assert len(imports) > 50
     packages = {x.rpartition("|")[2].strip().partition(".")[0] for x in imports}
@@ -47,8 +39,7 @@ def run(module: str, *arguments: object, **more: str) -> subprocess.CompletedPro
 
 def complaint(code: int, module: str, *arguments: object, **more: str) -> str:
     """The line of a command that must fail so."""
-    done = run(module, *arguments, **more)
-    assert done.returncode == code, done.stderr
+    done = answer(module, *arguments, code=code, **more)
     (line,) = done.stderr.splitlines()
     assert line.startswith("embedps: ")
     return line
@@ -62,8 +53,8 @@ def test_all_commands_and_models_are_known():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_help_and_an_unknown_flag_do_not_import_tensorflow(module):
-    done = run(module, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = answer(module, "--help")
+    assert done.stderr == ""
     assert f"usage: python -m {module}" in done.stdout
     no_options = ("embedps", "embedps.checkpoint", "embedps.kernels.build")
     assert ("\n  --config FILE " in done.stdout) == (module not in no_options)
@@ -72,15 +63,14 @@ def test_help_and_an_unknown_flag_do_not_import_tensorflow(module):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_flags_of_a_built_in_model_do_not_import_tensorflow(model):
-    done = run("embedps.train", f"--model={model}", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = answer("embedps.train", f"--model={model}", "--help")
+    assert done.stderr == ""
     assert f"model {model}:" in done.stdout
 
 
 def test_help_of_a_model_reads_few_modules():
     """Reading modules is what makes it slow: of 374 lines most are of the standard library."""
-    command = [sys.executable, "-X", "importtime", "-m", "embedps.train", "--model=dlrm", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run("-X", "importtime", "-m", "embedps.train", "--model=dlrm", "--help")
     modules = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "embedps.run.config" in modules
     slow = ("tensorflow", "keras", "tf_keras", "pandas", "apache_beam", "grpc", "matplotlib")

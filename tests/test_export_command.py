@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,10 @@ import embedps
 from embedps import export
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
-from tests.builders import ROOT, TINY_DLRM, latest, make_config, write_dataset
+from tests import commands
+from tests.builders import COLUMNS, TINY_DLRM, latest, make_config, read_split, write_dataset
 from tests.processors import check_stock
-from tests.serving.builders import ask, evaluated, examples, split_of, tensors
-
-COLUMNS = ("I1", "I2", "C1", "C2", "C3")
+from tests.serving.builders import ask, evaluated, examples, tensors
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +51,8 @@ def test_stock_tensorflow_gives_the_evaluators_scores(
         assert [each.name for each in output.iterdir()] == [str(number)]
         paths[rows] = output / str(number)
     assert "signatures serving_default, examples" in capsys.readouterr().out
-    table = split_of(dataset)
-    whole = tensors(table, COLUMNS)
+    table = read_split(dataset)
+    whole = tensors(table)
     one_user = {name: array[:1] if name in ("I1", "C1") else array for name, array in whole.items()}
     batches = [
         whole,
@@ -154,9 +151,8 @@ def test_an_ended_export_leaves_nothing_that_is_served(
         f"file_io.rename = lambda *_: (os.kill(os.getpid(), {int(number)}), signal.pause())\n"
         "sys.exit(command_line.run(export.main, sys.argv[1:]))\n"
     )
-    command = [sys.executable, "-c", script, f"--model-dir={model_dir}", f"--output={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130), done.stderr
+    code = -signal.SIGKILL if number == signal.SIGKILL else 130
+    commands.run("-c", script, f"--model-dir={model_dir}", f"--output={tmp_path}", code=code)
     left = {path.name for path in tmp_path.iterdir()}
     assert not any(name.isdigit() for name in left)
     if number != signal.SIGKILL:

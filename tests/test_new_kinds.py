@@ -1,16 +1,14 @@
 """To add a kind touches at most 4 files, and then it works: tests/new_kinds.py adds one of each."""
 
-import os
+import functools
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import new_kinds
+from tests import commands, new_kinds
 from tests.builders import ROOT, latest, write_dataset
 
 _MOST_FILES = 4
@@ -45,17 +43,7 @@ def test_new_kinds_train(tmp_path: Path) -> None:
     for edits in new_kinds.KINDS.values():
         new_kinds.apply(edits, copy)
 
-    def run(*arguments: str) -> None:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-
+    run = functools.partial(commands.run, cwd=copy, timeout=None, PYTHONPATH=str(copy))
     run("-m", "tests.new_kinds_program", str(tmp_path / "rows"))
     run("-c", _TRANSFORM)
     write_dataset(data)

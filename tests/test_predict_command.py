@@ -23,8 +23,9 @@ from embedps import predict
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.features.transforms import Transforms
-from tests.builders import ROOT, TINY_DLRM, make_config, write_dataset
-from tests.pipelines.shop import NAMES, make, make_records, write_csv
+from tests import commands
+from tests.builders import ROOT, TINY_DLRM, make_config, read_split, write_dataset
+from tests.pipelines.shop import NAMES, as_texts, make, make_records, write_csv
 from tests.pipelines.shop import load as shop
 
 
@@ -91,16 +92,16 @@ def test_a_killed_prediction_goes_on_with_its_checkpoint(
 ) -> None:
     inputs = tmp_path / "in"
     inputs.mkdir()
-    table = pa.concat_tables(pq.read_table(path) for path in dataset.paths("train"))
+    table = read_split(dataset, "train")
     for i in range(40):
         pq.write_table(pa.concat_tables([table] * 20), inputs / f"{i:02d}.parquet")
     run_dir = tmp_path / "m"
     shutil.copytree(model_dir, run_dir)
-    command = [
-        *(sys.executable, "-m", "embedps.predict", f"--model-dir={run_dir}", "--keep=C2"),
+    command = (
+        *("-m", "embedps.predict", f"--model-dir={run_dir}", "--keep=C2"),
         *(f"--input={inputs}/*.parquet", f"--output={tmp_path / 's'}", "--batch-size=100"),
-    ]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    )
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list((tmp_path / "s").glob("*.parquet")):
         assert time.monotonic() < deadline
@@ -112,7 +113,7 @@ def test_a_killed_prediction_goes_on_with_its_checkpoint(
     assert 0 < len(done) < 40
     config = make_config(dataset, run_dir, eval="none", model="dlrm", epochs=2)
     embedps.Trainer.from_config(config, TINY_DLRM).fit()  # newer checkpoints
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    commands.run(*command, timeout=None)
     number = json.loads((tmp_path / "s" / "_predict.json").read_text())["checkpoint"]
     assert number == embedps.load(model_dir).number
     assert embedps.load(run_dir).number > number
@@ -130,13 +131,12 @@ def test_raw_records_are_scored_as_their_features(tmp_path: Path, capsys: Any) -
     dataset = make(shop(tmp_path), tmp_path / "a.csv", tmp_path / "set")
     config = make_config(dataset, tmp_path / "m", eval="none", model="dlrm")
     embedps.Trainer.from_config(config, TINY_DLRM).fit()
-    raw = pa.Table.from_pylist(make_records(50))
-    pq.write_table(raw, tmp_path / "raw.parquet")
+    raw = as_texts(make_records(50))
+    pq.write_table(pa.Table.from_batches([raw]), tmp_path / "raw.parquet")
     given = ["--model-dir", tmp_path / "m", "--input", tmp_path / "raw.parquet", "--raw"]
     assert run(*given, "--output", tmp_path / "s") == 0
     transforms = Transforms.load(tmp_path / "set")
-    features = transforms.apply(raw.combine_chunks().to_batches()[0])
-    wanted = embedps.load(tmp_path / "m").predict(features)["score"]
+    wanted = embedps.load(tmp_path / "m").predict(transforms.apply(raw))["score"]
     found = pq.read_table(tmp_path / "s" / "raw.parquet")["score"].to_numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert len(np.unique(found)) > 10

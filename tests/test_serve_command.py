@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,12 @@ from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.models import two_tower
 from embedps.serving.server import messages
-from tests.builders import ROOT, TINY_DLRM, latest, make_config, write_dataset
-from tests.commands import finish, read_until, start
+from tests.builders import COLUMNS, ROOT, TINY_DLRM, latest, make_config, read_split, write_dataset
+from tests.commands import finish, read_until, run, start
 from tests.models import planted_interactions
 from tests.pages import blocks
-from tests.serving.builders import split_of, tensors
+from tests.serving.builders import tensors
 from tests.serving.server.builders import Client, ask_rest, predict_request, score_of, serving
-
-COLUMNS = ("I1", "I2", "C1", "C2", "C3")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +76,7 @@ def test_an_example_request_has_every_column_and_is_answered(
     assert all(sorted(row) == sorted(COLUMNS) for row in rows)
     with serving(CheckpointDirectory(model_dir), dataset) as (_, _, addresses):
         code, found = ask_rest(f"{addresses.rest}/v1/models/clicks:predict", body.encode())
-    want = embedps.load(model_dir).predict(split_of(dataset).slice(0, 2))["score"]
+    want = embedps.load(model_dir).predict(read_split(dataset).slice(0, 2))["score"]
     assert (code, np.float32(found["predictions"]).tolist()) == (200, want.tolist())
 
 
@@ -129,9 +126,9 @@ def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_di
     line = read_until(process, "serves ").splitlines()[-1]
     assert f"serves clicks (checkpoint {number}), other (checkpoint {number}) at" in line
     address, rest = ports(line)
-    table = split_of(dataset).slice(0, 20)
+    table = read_split(dataset).slice(0, 20)
     want = embedps.load(model_dir).predict(table)["score"]
-    given = tensors(table, COLUMNS)
+    given = tensors(table)
     client, allowed = Client(address), {"metadata": [("authorization", "Bearer secret")]}
     for name in ("clicks", "other"):
         response = client.predict(predict_request(given, name=name), **allowed)
@@ -241,10 +238,7 @@ def test_tls_and_the_guides_client(tmp_path: Path, model_dir: Path) -> None:
     ):
         assert of_the_page in client
         client = client.replace(of_the_page, of_the_model)
-    process_of_client = subprocess.run(
-        [sys.executable, "-c", client], check=False, capture_output=True, text=True
-    )
-    assert process_of_client.returncode == 0, process_of_client.stderr
+    run("-c", client)
     process.send_signal(signal.SIGTERM)
     finish(process)
 

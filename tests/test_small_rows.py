@@ -16,12 +16,17 @@ import embedps
 from embedps import export, plan, predict
 from embedps.console import command_line
 from embedps.tables.specs import RowDtype, SlotDtype
-from tests.builders import TINY_DLRM, TINY_DLRM_FLAGS, latest, make_config, write_dataset
+from tests.builders import (
+    TINY_DLRM,
+    TINY_DLRM_FLAGS,
+    latest,
+    make_config,
+    read_split,
+    write_dataset,
+)
 from tests.commands import evaluations_of
 from tests.processors import check_stock
-from tests.serving.builders import ask, evaluated, split_of, tensors
-
-COLUMNS = ("I1", "I2", "C1", "C2", "C3")
+from tests.serving.builders import ask, evaluated, tensors
 
 
 def run(main: Any, **flags: object) -> None:
@@ -44,7 +49,7 @@ def test_all_that_read_a_run_take_its_small_rows(
     # rows stay listed until the next one, the run has them all, however long a save takes.
     stats = trainer.collection.stats()
 
-    table = split_of(dataset)
+    table = read_split(dataset)
     loaded = embedps.load(model_dir)
     scores = evaluated(loaded, table)["score"]
     labels = table["label"].to_numpy()
@@ -59,7 +64,7 @@ def test_all_that_read_a_run_take_its_small_rows(
 
     run(export.main, model_dir=model_dir, output=tmp_path / "export")
     exported = tmp_path / "export" / str(latest(model_dir).number)
-    (answers,) = ask({exported: {"serving_default": [tensors(table, COLUMNS)]}})
+    (answers,) = ask({exported: {"serving_default": [tensors(table)]}})
     check_stock(answers["load/serving_default/0/score"], scores)
 
     planned = tmp_path / "plan.json"

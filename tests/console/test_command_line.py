@@ -22,6 +22,13 @@ from embedps.console.command_line import (
 from embedps.errors import DatasetError, EmbedpsError, KernelBuildError, ServerLostError, UsageError
 
 
+def raising(error: BaseException) -> Callable[[Sequence[str]], None]:
+    def main(argv: Sequence[str]) -> None:
+        raise error
+
+    return main
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -38,10 +45,7 @@ from embedps.errors import DatasetError, EmbedpsError, KernelBuildError, ServerL
 def test_error_becomes_one_line_and_its_exit_code(
     capsys: pytest.CaptureFixture[str], error: BaseException, code: int, line: str
 ):
-    def main(argv: Sequence[str]) -> None:
-        raise error
-
-    assert run(main, [], all_or_nothing=True) == code
+    assert run(raising(error), [], all_or_nothing=True) == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(line)
@@ -84,31 +88,23 @@ def test_block_that_cleans_up_is_interrupted_by_sigterm_too(sig: signal.Signals)
 
 
 def test_other_errors_are_bugs_and_keep_their_traceback():
-    def main(argv: Sequence[str]) -> None:
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        run(main, [], all_or_nothing=True)
+        run(raising(ZeroDivisionError()), [], all_or_nothing=True)
 
 
 def test_command_that_can_resume_says_only_that_it_was_interrupted(
     capsys: pytest.CaptureFixture[str],
 ):
-    def main(argv: Sequence[str]) -> int:
-        raise KeyboardInterrupt
-
     before = signal.getsignal(signal.SIGTERM)
-    assert run(main, []) == 130
+    assert run(raising(KeyboardInterrupt()), []) == 130
     assert capsys.readouterr().err == "embedps: interrupted\n"
     assert run(lambda argv: len(argv), ["a", "b"]) == 2
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_compilers_output_keeps_its_lines(capsys: pytest.CaptureFixture[str]):
-    def main(argv: Sequence[str]) -> int:
-        raise KernelBuildError("could not compile a.cc\na.cc:1: error")
-
-    assert run(main, []) == 1
+    error = KernelBuildError("could not compile a.cc\na.cc:1: error")
+    assert run(raising(error), []) == 1
     assert capsys.readouterr().err == "embedps: could not compile a.cc\na.cc:1: error\n"
 
 

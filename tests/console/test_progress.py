@@ -9,11 +9,16 @@ import pytest
 from embedps.console.progress import ProgressLine
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("embedps.console.progress.time.monotonic", lambda: now[0])
+    return now
+
+
 def test_progress_off_a_terminal_is_plain_lines_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], clock: list[float]
 ):
-    clock = [100.0]
-    monkeypatch.setattr("embedps.console.progress.time.monotonic", lambda: clock[0])
     with ProgressLine("reading", 1000, unit="rows") as progress:
         for done in range(0, 1001, 100):
             progress.update(done)
@@ -40,11 +45,7 @@ def test_units_are_shown_at_once_and_with_their_share(capsys: pytest.CaptureFixt
     ]
 
 
-def test_no_rate_is_told_before_a_second(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    clock = [100.0]
-    monkeypatch.setattr("embedps.console.progress.time.monotonic", lambda: clock[0])
+def test_no_rate_is_told_before_a_second(capsys: pytest.CaptureFixture[str], clock: list[float]):
     with ProgressLine("reading", 1000, unit="rows", completed=400) as progress:
         clock[0] += 0.0002
         progress.update(600, force=True)

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,8 @@ from embedps.metrics import ClickScores
 from embedps.run.summary import read_evaluations
 from embedps.tables import TableSpec
 from embedps.training.checkpoint_writer import CheckpointWriter
-from tests.builders import MIXED, ROOT, latest, make_dlrm, make_trainer, write_dataset
+from tests.builders import MIXED, latest, make_dlrm, make_trainer, write_dataset
+from tests.commands import run
 from tests.tables.builders import ids, make_collection, train
 
 LEARN: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
@@ -295,16 +294,7 @@ def test_memory_is_flat_over_five_hundred_deltas(tmp_path, dataset):
         train(collection, {"t": batch}, {"t": np.ones([len(batch), dim], np.float32)}, step=step)
         collection.evict("t", before_step=step, max_frequency=2 if step % 5 == 0 else 0)
         saver.save(step=step, ledger={}, partially_applied=dict, progress={}, final=False)
-    program = [sys.executable, "-m", "tests.follower_program", str(tmp_path)]
-    done = subprocess.run(
-        [*program, str(dataset.directory), "60", "560"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run("-m", "tests.follower_program", tmp_path, dataset.directory, 60, 560)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["rows"] == collection.stats().rows
     before, after = found["rss_bytes"]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,7 +17,7 @@ from embedps.data.dataset import Dataset
 from embedps.evaluation import example_scores
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.summary import read_evaluations
-from tests.builders import MIXED, TINY_DLRM, make_config, make_trainer, write_dataset
+from tests.builders import MIXED, TINY_DLRM, make_config, make_trainer, read_split, write_dataset
 from tests.disks import Disk
 
 
@@ -37,10 +36,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Pat
     return path
 
 
-def split_of(dataset: Dataset) -> pa.Table:
-    return pa.concat_tables(pq.read_table(path) for path in dataset.paths("eval"))
-
-
 def command(*flags: object) -> int:
     return command_line.run(evaluate.main, [str(flag) for flag in flags])
 
@@ -50,7 +45,7 @@ def test_scores_are_those_of_the_loaded_model(
 ) -> None:
     first, last = CheckpointDirectory(model_dir).numbers()
     logged = read_evaluations(model_dir)
-    table, found = split_of(dataset), {}
+    table, found = read_split(dataset), {}
     for number, batch_size in ((first, 97), (last, 4096)):
         file = tmp_path / f"{number}.parquet"
         flags = ("--model-dir", model_dir, "--number", number, "--scores", file)
@@ -107,7 +102,7 @@ def test_row_groups_hold_many_batches_of_lists_and_shared_tables(
     groups = pq.ParquetFile(file).metadata
     assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [512, 508, 113]
     loaded = embedps.load(tmp_path / "m", recommender=MIXED, data=dataset.directory)
-    want = loaded.predict(split_of(dataset))["score"]
+    want = loaded.predict(read_split(dataset))["score"]
     np.testing.assert_array_equal(pq.read_table(file)["score"].to_numpy(), want)
 
 

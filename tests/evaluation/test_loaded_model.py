@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import embedps
@@ -13,7 +12,15 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.metrics import Accumulator, click_scores, count
 from embedps.models import dlrm
-from tests.builders import MIXED, TINY_DLRM, latest, make_config, make_trainer, write_dataset
+from tests.builders import (
+    MIXED,
+    TINY_DLRM,
+    latest,
+    make_config,
+    make_trainer,
+    read_split,
+    write_dataset,
+)
 
 
 def scores_of(totals):
@@ -35,15 +42,11 @@ def run(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> tuple[Pat
     return model_dir, result.scores[-1]
 
 
-def features(dataset: Dataset, split: str = "eval") -> pa.Table:
-    return pa.concat_tables(pq.read_table(path) for path in dataset.paths(split))
-
-
 def test_scores_are_those_of_the_evaluation(dataset: Dataset, run: tuple[Path, Any]) -> None:
     model_dir, score = run
     model = embedps.load(model_dir)
     assert model.number == latest(model_dir).number == score.number
-    table = features(dataset)
+    table = read_split(dataset)
     found = model.predict(table)["score"]
     assert found.dtype == np.float32
     assert found.shape == (table.num_rows,)
@@ -80,7 +83,7 @@ def test_lists_of_ids_are_scored(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "data", whole=True)
     make_trainer(dataset, tmp_path / "m", recommender=MIXED).fit()
     model = embedps.load(tmp_path / "m", recommender=MIXED, data=dataset.directory)
-    table = features(dataset).slice(0, 50)
+    table = read_split(dataset).slice(0, 50)
     whole = model.predict(table)["score"]
     records = table.to_pydict()
     records["tags"] = [tags or None for tags in records["tags"]]

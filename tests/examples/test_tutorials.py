@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from embedps.data.dataset import Dataset
 from embedps.evaluation.evaluator import Evaluator
 from examples.tutorials import movielens
 from tests.builders import ROOT, make_config
+from tests.commands import evaluations_of, run
 
 RATINGS = ("tfrs_ranking", "tfrs_retrieval", "tfrs_multitask", "tfrs_dcn")
 MODULES = (*RATINGS, "sasrec")
@@ -121,19 +119,13 @@ def test_a_cluster_trains_and_ranks_as_one_process_does(tmp_path: Path, data: Pa
     scores: dict[str, Any] = {}
     for name, more in {"one": (), "cluster": ("--num-ps=2", "--num-workers=2")}.items():
         # In processes of their own: TensorFlow keeps a cluster's servers in mind for good.
-        command = [
-            sys.executable,
-            "-m",
-            "embedps.train",
-            "--eval=inline",
-            "--batch-size=512",
-            *more,
-        ]
-        command += ["--model=examples.tutorials.tfrs_multitask", f"--data={data / 'ratings'}"]
-        command += ["--dense-optimizer=adagrad", "--dense-learning-rate=0.1"]
-        subprocess.run([*command, f"--model-dir={tmp_path / name}"], cwd=ROOT, check=True)
-        lines = (tmp_path / name / "evaluation.jsonl").read_text().splitlines()
-        scores[name] = json.loads(lines[-1])
+        run(
+            *("-m", "embedps.train", "--model=examples.tutorials.tfrs_multitask", "--eval=inline"),
+            *(f"--data={data / 'ratings'}", f"--model-dir={tmp_path / name}", "--batch-size=512"),
+            *("--dense-optimizer=adagrad", "--dense-learning-rate=0.1", *more),
+            timeout=None,
+        )
+        scores[name] = evaluations_of(tmp_path / name)[-1]
     key = "factorized_top_k/top_100_categorical_accuracy"
     assert scores["cluster"][key] == pytest.approx(scores["one"][key], abs=0.05)
     # The sidecar ranks the checkpoint's candidates as inline evaluation did.

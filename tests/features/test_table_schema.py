@@ -10,28 +10,22 @@ import pytest
 from embedps.errors import UsageError
 from embedps.features.table_schema import SCHEMAS, Table
 
-BASE = """
-[[column]]
-name = "y"
-as = "label"
-
-[[column]]
-name = "c"
-as = "categorical"
-type = "hex"
-
-[[column]]
-name = "x"
-as = "numeric"
-
-[[column]]
-name = "tags"
-as = "list"
-type = "integer"
+COLUMNS = """
+  { name = "y", as = "label" },
+  { name = "c", as = "categorical", type = "hex" },
+  { name = "x", as = "numeric" },
+  { name = "tags", as = "list", type = "integer" },
 """
-
+BASE = f"column = [{COLUMNS}]\n"
 HUGE = f"0x{'f' * 9000}"
-TIME = BASE + '[[column]]\nname = "t"\nas = "timestamp"\n'
+
+
+def column(settings: str, name: str = "z") -> str:
+    return f'column = [{COLUMNS}  {{ name = "{name}", {settings} }}]\n'
+
+
+def feature(settings: str, name: str = "z") -> str:
+    return column('as = "timestamp"', "t") + f'feature = [{{ name = "{name}", {settings} }}]\n'
 
 
 def parse(tmp_path: Path, text: str) -> Table:
@@ -48,8 +42,8 @@ def test_schemas_that_come_along_survive_json(name: str):
 
 
 def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
-    text = BASE + '[[feature]]\nname = "x2"\nfrom = "x"\ntransform = [{ bucketize = [1, 2] }]\n'
-    table = parse(tmp_path, text + '[[feature]]\nname = "cc"\ncross = ["c", "c"]\n')
+    text = 'feature = [{ name = "x2", from = "x", transform = [{ bucketize = [1, 2] }] },'
+    table = parse(tmp_path, BASE + text + ' { name = "cc", cross = ["c", "c"] }]')
     assert [(f.name, f.kind) for f in table.features] == [
         ("c", "categorical"),
         ("x", "numeric"),
@@ -68,114 +62,98 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
         ('delimiter = ",,"\n' + BASE, "delimiter must be one ASCII character"),
         ('quote = "x"\n' + BASE, "quote must be empty"),
         ('header = "maybe"\n' + BASE, "header must be true, false"),
-        ('[[column]]\nname = "y"\nas = "label"\n', "must have a numeric, categorical or list"),
+        ('column = [{ name = "y", as = "label" }]', "must have a numeric, categorical or list"),
         (
-            BASE + '[[column]]\nname = "z"\nas = "label"\ntask = "rank"\n',
+            column('as = "label", task = "rank"'),
             "column 'z': task must be one of ('binary', 'classes', 'number'), got 'rank'",
         ),
         (
-            BASE + '[[column]]\nname = "z"\nas = "label"\ntask = "classes"\n',
+            column('as = "label", task = "classes"'),
             "column 'z': a label of task classes must have classes",
         ),
         (
-            BASE + '[[column]]\nname = "z"\nas = "label"\nclasses = 1\n',
+            column('as = "label", classes = 1'),
             "classes must be a number from 2 to below 2**31, or a list of texts, got 1",
         ),
         (
-            BASE + '[[column]]\nname = "z"\nas = "label"\nclasses = ["a", "a"]\n',
+            column('as = "label", classes = ["a", "a"]'),
             "class names must differ, ['a'] are repeated",
         ),
         (
-            BASE + '[[column]]\nname = "z"\nas = "label"\ntask = "number"\npositive_from = 1\n',
+            column('as = "label", task = "number", positive_from = 1'),
             "column 'z': positive_from belongs to a label of task binary",
         ),
         (
-            BASE + '[[column]]\nname = "z"\nas = "numeric"\ntask = "number"\n',
+            column('as = "numeric", task = "number"'),
             "column 'z': task and classes belong to a label",
         ),
+        (column('as = "numeric", keep = true'), "column 'z': keep belongs to a key"),
+        (column('as = "key", type = "hex", keep = 1'), "keep must be true or false, got 1"),
+        (feature('from = "t"'), "must have a step of hour, weekday or"),
         (
-            BASE + '[[column]]\nname = "z"\nas = "numeric"\nkeep = true\n',
-            "column 'z': keep belongs to a key",
-        ),
-        (
-            BASE + '[[column]]\nname = "z"\nas = "key"\ntype = "hex"\nkeep = 1\n',
-            "keep must be true or false, got 1",
-        ),
-        (TIME + '[[feature]]\nname = "z"\nfrom = "t"\n', "must have a step of hour, weekday or"),
-        (
-            TIME + '[[feature]]\nname = "z"\nfrom = "t"\ntransform = ["log1p"]\n',
+            feature('from = "t", transform = ["log1p"]'),
             "log1p is a step of numbers, here are times",
         ),
         (
-            TIME + '[[feature]]\nname = "z"\nfrom = "t"\ntransform = [{ age = "then" }]\n',
+            feature('from = "t", transform = [{ age = "then" }]'),
             "age must be a time such as 2026-01-31 or 2026-01-31T12:00:00Z, got 'then'",
         ),
+        (feature('from = "x", transform = ["hour"]'), "hour is a step of times, here are numbers"),
+        (column('as = "numeric"', "c"), "column names must differ, ['c']"),
+        (column('as = "noun"'), "column 'z': as must be one of"),
+        (column('as = "key"'), "column 'z': type must be given"),
+        (column('as = "numeric"', "_z"), "must not be empty or begin with _"),
         (
-            BASE + '[[feature]]\nname = "z"\nfrom = "x"\ntransform = ["hour"]\n',
-            "hour is a step of times, here are numbers",
-        ),
-        (BASE + '[[column]]\nname = "c"\nas = "numeric"\n', "column names must differ, ['c']"),
-        (BASE + '[[column]]\nname = "z"\nas = "noun"\n', "column 'z': as must be one of"),
-        (BASE + '[[column]]\nname = "z"\nas = "key"\n', "column 'z': type must be given"),
-        (BASE + '[[column]]\nname = "_z"\nas = "numeric"\n', "must not be empty or begin with _"),
-        (
-            BASE + '[[column]]\nname = "z"\nas = "numeric"\ntype = "hex"\n',
+            column('as = "numeric", type = "hex"'),
             "column 'z': type of a numeric column must be one of",
         ),
-        (BASE + '[[column]]\nname = "z"\nas = "numeric"\nsize = 3\n', "has no setting size"),
+        (column('as = "numeric", size = 3'), "has no setting size"),
+        (column('as = "weight", transform = ["log1p"]'), "a weight column has no transform"),
         (
-            BASE + '[[column]]\nname = "z"\nas = "weight"\ntransform = ["log1p"]\n',
-            "a weight column has no transform",
-        ),
-        (
-            BASE + '[[column]]\nname = "z"\nas = "numeric"\ntransform = ["sqrt"]\n',
+            column('as = "numeric", transform = ["sqrt"]'),
             "feature 'z': a step must be log1p, standardize, clip",
         ),
         (
-            BASE + '[[column]]\nname = "z"\nas = "numeric"\ntransform = [{ hash = 5 }]\n',
+            column('as = "numeric", transform = [{ hash = 5 }]'),
             "feature 'z': hash is a step of ids, here are numbers",
         ),
+        (feature('from = "c", transform = ["log1p"]'), "log1p is a step of numbers, here are ids"),
         (
-            BASE + '[[feature]]\nname = "z"\nfrom = "c"\ntransform = ["log1p"]\n',
-            "log1p is a step of numbers, here are ids",
-        ),
-        (
-            BASE + '[[feature]]\nname = "z"\nfrom = "x"\n'
-            'transform = ["standardize", { bucketize = [1] }]\n',
+            feature('from = "x", transform = ["standardize", { bucketize = [1] }]'),
             "bucketize has bounds of its own",
         ),
         (
-            BASE + '[[feature]]\nname = "z"\nfrom = "x"\ntransform = [{ bucketize = [2, 1] }]\n',
+            feature('from = "x", transform = [{ bucketize = [2, 1] }]'),
             "bucketize must have ascending bounds",
         ),
+        (feature('from = "x", transform = [{ clip = [2, 1] }]'), "clip must have low < high"),
         (
-            BASE + '[[feature]]\nname = "z"\nfrom = "x"\ntransform = [{ clip = [2, 1] }]\n',
-            "clip must have low < high",
-        ),
-        (
-            BASE + '[[feature]]\nname = "z"\nfrom = "c"\ntransform = [{ min_count = 1 }]\n',
+            feature('from = "c", transform = [{ min_count = 1 }]'),
             "min_count must be from 2 to below 2**62",
         ),
-        (BASE + '[[feature]]\nname = "z"\ncross = ["c"]\n', "cross must list two or more"),
-        (BASE + '[[feature]]\nname = "z"\ncross = ["c", "x"]\n', "must be made of categorical"),
-        (BASE + '[[feature]]\nname = "z"\nfrom = "y"\n', "must be made of numeric or"),
-        (BASE + '[[feature]]\nname = "z"\n', "a feature must have a name, from"),
-        (BASE + '[[feature]]\nname = "y"\nfrom = "c"\n', "feature names must differ, ['y']"),
+        (feature('cross = ["c"]'), "cross must list two or more"),
+        (feature('cross = ["c", "x"]'), "must be made of categorical"),
+        (feature('from = "y"'), "must be made of numeric or"),
+        (BASE + 'feature = [{ name = "z" }]', "a feature must have a name, from"),
+        (feature('from = "c"', "y"), "feature names must differ, ['y']"),
         ("column = 3\n", "column must be [[column]] tables"),
         ("= 3", "must be TOML"),
         ("a = " + "[" * 3000, "must be TOML"),
         ("delimiter = 3\n" + BASE, "a schema: delimiter must be a text, got 3"),
         ("header = 1\n" + BASE, 'header must be true, false or "auto", got 1'),
         ("missing = 3\n" + BASE, "missing must be a list of texts, got 3"),
-        (BASE + '[[column]]\nnames = "z"\nas = "numeric"\n', "or a list of names, got 'z'"),
-        (BASE + '[[column]]\nname = "z"\nas = "label"\npositive_from = nan\n', "got nan"),
         (
-            BASE + '[[column]]\nname = "z"\nas = "list"\ntype = "hex"\nseparator = 3\n',
+            column('as = "numeric"').replace('name = "z"', 'names = "z"'),
+            "or a list of names, got 'z'",
+        ),
+        (column('as = "label", positive_from = nan'), "got nan"),
+        (
+            column('as = "list", type = "hex", separator = 3'),
             "column 'z': separator must be a text, got 3",
         ),
-        (BASE + '[[feature]]\nname = "z"\nfrom = ["c"]\n', "from must be a text, got ['c']"),
+        (feature('from = ["c"]'), "from must be a text, got ['c']"),
         (
-            f'{BASE}[[feature]]\nname = "z"\nfrom = "x"\ntransform = [{{ clip = [0, {HUGE}] }}]\n',
+            feature(f'from = "x", transform = [{{ clip = [0, {HUGE}] }}]'),
             "clip must be a finite number, got a number of thousands of digits",
         ),
     ],

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -15,7 +13,7 @@ import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.errors import DimMismatchError, DirectoryInUseError, UsageError
-from tests.builders import latest, make_trainer, write_dataset
+from tests.builders import latest, make_trainer, read_split, write_dataset
 from tests.keras.models import MODELS, features
 
 READ: dict[str, Any] = {"batch_size": 64, "unit_rows": 256, "targets": False}
@@ -36,10 +34,6 @@ def compiled(name: str, rate: float = 0.01) -> tf.keras.Model:
     return model
 
 
-def eval_table(dataset: Dataset) -> pa.Table:
-    return pa.concat_tables(pq.read_table(path) for path in dataset.paths("eval"))
-
-
 def fit(model: tf.keras.Model, dataset: Dataset, model_dir: Path, **options: Any) -> Any:
     callback = embedps.SaveCheckpoints(model_dir, dataset, **options)
     return model.fit(embedps.read(dataset, **READ), verbose=0, callbacks=[callback])
@@ -58,7 +52,7 @@ def test_what_fit_saves_is_loaded_and_continued(
     loaded = embedps.load(tmp_path, recommender=recommender, data=dataset.directory)
     data = embedps.read(dataset, "eval", batch_size=4096, targets=False)
     if name == "dlrm":
-        scores = loaded.predict(eval_table(dataset))["score"]
+        scores = loaded.predict(read_split(dataset))["score"]
         np.testing.assert_allclose(model.predict(data, verbose=0)["score"], scores, rtol=1e-6)
     before = model.evaluate(data, verbose=0)
     again = compiled(name)

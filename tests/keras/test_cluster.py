@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.builders import ROOT, write_dataset
+from tests.builders import write_dataset
+from tests.commands import run
 from tests.keras.models import MODELS
 
 
@@ -18,14 +17,8 @@ from tests.keras.models import MODELS
 @pytest.mark.parametrize("name", MODELS)
 def test_a_cluster_reaches_the_loss_of_one_process(tmp_path: Path, name: str) -> None:
     data = write_dataset(tmp_path / "set", train=(16000, 16000), evaluation=(8000,))
-    program = [sys.executable, "-m", "tests.keras.cluster_program", name]
-    done = subprocess.run(
-        [*program, data.directory, tmp_path],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    program = ("-m", "tests.keras.cluster_program", name, data.directory, tmp_path)
+    done = run(*program, timeout=None)
     one, cluster = json.loads(done.stdout.splitlines()[-1])
     assert one < 0.72
     assert cluster == pytest.approx(one, abs=0.005)

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 import embedps
 from embedps.data.dataset import Dataset
-from tests.builders import make_config, write_dataset
+from tests.builders import make_config, read_split, write_dataset
 from tests.keras.fitting import BATCH_ROWS, RATE, READ, fit_losses, optimizer
 from tests.keras.models import FEATURES, MODELS, PlainEmbeddings, features
 
@@ -53,7 +51,7 @@ def test_engine_and_fit_and_plain_keras_have_the_same_losses(
     ours = made(build, embedps.Embeddings(features(), learning_rate=RATE), batch)
     start = [v.numpy() for v in dense_of(ours)]
 
-    table = pa.concat_tables(pq.read_table(path) for path in dataset.paths("train"))
+    table = read_split(dataset, "train")
     ids = {name: np.unique(table[name].to_numpy()) for name in FEATURES}
     rows = {
         name: ours.embeddings(

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -16,7 +14,7 @@ import embedps
 from embedps.data.dataset import RAGGED_TYPE, Dataset
 from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.errors import DatasetError, UsageError
-from tests.builders import write_dataset
+from tests.builders import read_split, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +22,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(700, 333))
 
 
-def table_of(dataset: Dataset, split: str) -> pa.Table:
-    return pa.concat_tables(pq.read_table(path) for path in dataset.paths(split))
-
-
 def rows(batches: Any, name: str) -> np.ndarray:
     return np.concatenate([batch[name].numpy() for batch in batches])
 
 
 def test_batches_have_every_column_in_the_files_order(dataset: Dataset) -> None:
-    table = table_of(dataset, "eval")
+    table = read_split(dataset)
     data = embedps.read(str(dataset.directory), "eval", batch_size=64, targets=False)
     batches = list(data)
     assert len(batches) == data.cardinality().numpy()
@@ -53,7 +47,7 @@ def test_lists_are_ragged(tmp_path: Path) -> None:
     )
     data = embedps.read(dataset, "eval", batch_size=64, targets=False)
     found = [each for batch in data for each in batch["tags"].to_list()]
-    assert found == table_of(dataset, "eval")["tags"].to_pylist()
+    assert found == read_split(dataset)["tags"].to_pylist()
 
 
 def test_targets_are_apart_and_columns_can_be_chosen(dataset: Dataset) -> None:
@@ -71,13 +65,13 @@ def test_each_epoch_has_each_row_once_in_an_order_of_its_own(dataset: Dataset) -
     again = embedps.read(dataset, batch_size=32, unit_rows=128, targets=False, seed=5)
     np.testing.assert_array_equal(rows(list(again), "C1"), epochs[0])
     assert not np.array_equal(epochs[0], epochs[1])
-    wanted = np.sort(table_of(dataset, "train")["C1"].to_numpy())
+    wanted = np.sort(read_split(dataset, "train")["C1"].to_numpy())
     for epoch in epochs:
         np.testing.assert_array_equal(np.sort(epoch), wanted)
     plain = embedps.read(dataset, batch_size=32, shuffle=False, targets=False)
     for _ in range(2):
         np.testing.assert_array_equal(
-            rows(list(plain), "C1"), table_of(dataset, "train")["C1"].to_numpy()
+            rows(list(plain), "C1"), read_split(dataset, "train")["C1"].to_numpy()
         )
 
 

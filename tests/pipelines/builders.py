@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import zstandard
 
-from embedps.data.dataset import Dataset
 from embedps.features.table_schema import LIST_TYPE, Table
 from embedps.pipelines.criteo_format import NUM_IDS, NUM_INTEGERS
 
@@ -46,11 +44,6 @@ def write_log(path: Path, lines: Sequence[bytes]) -> Path:
         data = zstandard.ZstdCompressor(write_checksum=True).compress(data)  # as the command does
     path.write_bytes(data)
     return path
-
-
-def read_split(dataset: Dataset, split: str) -> pa.Table:
-    """All rows of a split, in the order of its shards."""
-    return pa.concat_tables([pq.read_table(path) for path in dataset.paths(split)])
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from embedps.errors import UsageError
 from embedps.pipelines import describe, generate, ingest
 from embedps.pipelines.ingestion.options import parse_options
+from tests.commands import run
 
 
 @pytest.mark.parametrize("command", ["criteo", "ingest", "generate", "interactions", "describe"])
@@ -24,8 +23,8 @@ def test_help_imports_neither_tensorflow_nor_beam(command: str):
         f"try: runpy.run_module('pipelines.{command}', run_name='__main__', alter_sys=True)\n"
         "finally: print([m for m in ('tensorflow', 'apache_beam') if m in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
+    result = run("-c", code)
+    assert result.stderr == ""
     assert result.stdout.startswith(f"usage: python -m embedps.pipelines.{command}")
     assert result.stdout.endswith("\n[]\n")
 

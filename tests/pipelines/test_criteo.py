@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import json
 import math
@@ -22,32 +23,17 @@ from embedps.errors import DatasetError, UsageError
 from embedps.pipelines.criteo_format import FIELDS
 from embedps.pipelines.ingestion.input_files import find_inputs
 from embedps.pipelines.ingestion.make_dataset import make_dataset
-from embedps.pipelines.ingestion.options import HeldOut, Options, parse_options
-from tests.pipelines.builders import files_of, make_line, make_lines, read_split, write_log
+from embedps.pipelines.ingestion.options import parse_options
+from tests.builders import ROOT, read_split
+from tests.commands import run
+from tests.pipelines import shop
+from tests.pipelines.builders import files_of, make_line, make_lines, write_log
 
-ROOT = Path(__file__).resolve().parents[2]
 TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 
 
-def options_of(logs: Path | str, output: Path, **settings: object) -> Options:
-    held_out = HeldOut(eval_fraction=settings.pop("eval_fraction", 0.1))  # type: ignore[arg-type]
-    return Options(
-        input=(str(logs),),
-        output=output,
-        schema="criteo",
-        held_out=held_out,
-        **settings,  # type: ignore[arg-type]
-    )
-
-
-def make(logs: Path | str, output: Path, **settings: object) -> Dataset:
-    dataset, _ = make_dataset(options_of(logs, output, **settings))
-    return dataset
-
-
-def run_cli(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embedps.pipelines.criteo", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+make = functools.partial(shop.make, "criteo")
+run_cli = functools.partial(run, "-m", "embedps.pipelines.criteo")
 
 
 def numeric_value(field: str) -> float:
@@ -128,7 +114,7 @@ def test_dataset_is_the_same_bytes_on_any_runner_and_workers(tmp_path: Path):
     result = run_cli(
         "--input", tmp_path / "logs/*", "--output", tmp_path / "two", "--num-shards=4", *TWO_WORKERS
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stderr == ""
     assert files_of(tmp_path / "one") == files_of(tmp_path / "again") == files_of(tmp_path / "two")
 
 
@@ -215,7 +201,7 @@ def test_flipped_bit_of_a_shard_is_told_by_its_page_checksum(tmp_path: Path):
 
 def test_rerun_keeps_a_finished_dataset(tmp_path: Path):
     log = write_log(tmp_path / "logs/a.tsv", make_lines(50))
-    options = options_of(log, tmp_path / "out", num_shards=2)
+    options = shop.options_of("criteo", log, tmp_path / "out", num_shards=2)
     _, made = make_dataset(options)
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
     dataset, made_again = make_dataset(options)
@@ -339,16 +325,16 @@ def test_command_line_prints_a_summary_then_keeps_it_then_refuses(
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     result = run_cli(*flags, "--runner", "DirectRunner")
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stderr == ""
     assert "100 rows read = 99 written + 1 bad" in result.stdout
     assert "kept" in run_cli(*flags).stdout
-    result = run_cli(*flags, "--seed=3")
-    assert (result.returncode, result.stdout) == (2, "")
+    result = run_cli(*flags, "--seed=3", code=2)
+    assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("embedps: --output")
     write_log(tmp_path / "bad.tsv", [b"bad"])
-    result = run_cli("--input", tmp_path / "bad.tsv", "--output", tmp_path / "failed", *TWO_WORKERS)
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    bad = ("--input", tmp_path / "bad.tsv", "--output", tmp_path / "failed")
+    assert run_cli(*bad, *TWO_WORKERS, code=1).stderr.count("\n") == 1
     assert os.listdir(temporary) == []
 
 

@@ -17,7 +17,7 @@ from embedps.features.text_values import fingerprint
 from embedps.pipelines.describe import main
 from embedps.pipelines.report import profile as profile_module
 from embedps.pipelines.report.profile import TopIds, make_profile
-from tests.pipelines.builders import read_split
+from tests.builders import read_split
 from tests.pipelines.shop import load, make, make_records, write_csv
 
 

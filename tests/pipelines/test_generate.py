@@ -6,8 +6,6 @@ import errno
 import gzip
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +28,8 @@ from embedps.pipelines.synthetic.click_rows import (
     draw_rows,
 )
 from embedps.pipelines.synthetic.planted_model import PlantedModel, sigmoid
+from tests import commands
 
-ROOT = Path(__file__).resolve().parents[2]
 ROWS = 100_000
 
 
@@ -288,9 +286,8 @@ def test_bad_flag_is_a_usage_error(flags: list[str], message: str):
 
 
 def test_command_line_ends_with_one_line_and_code_2_on_bad_flags():
-    command = [sys.executable, "-m", "embedps.pipelines.generate", "--rows=x", "--output=a.tsv"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (2, "")
+    result = commands.run("-m", "embedps.pipelines.generate", "--rows=x", "--output=a.tsv", code=2)
+    assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("embedps: ")
 

@@ -21,6 +21,7 @@ from embedps.pipelines.ingestion.lock import locked
 from tests.pipelines.builders import make_lines, write_log
 from tests.pipelines.shop import NAMES, SHOP, bad_lines, load, make, make_records, write_csv
 
+LABEL = {"name": "y", "as": "label"}
 BAD_LINES = (
     ("a,b,c", "must have 9 fields, got 3"),
     ("zz,,1,1,1,s,1,t,1", "user must be a hexadecimal id or empty, got 'zz'"),
@@ -55,15 +56,9 @@ def test_bad_lines_are_set_aside_with_file_line_and_reason(tmp_path: Path):
 
 
 def test_bad_rows_of_parquet_are_set_aside_by_number(tmp_path: Path):
+    ids = {"name": "c", "as": "categorical", "type": "integer"}
     table = Table.parse(
-        {
-            "format": "parquet",
-            "column": [
-                {"name": "y", "as": "label"},
-                {"name": "x", "as": "numeric"},
-                {"name": "c", "as": "categorical", "type": "integer"},
-            ],
-        }
+        {"format": "parquet", "column": [LABEL, {"name": "x", "as": "numeric"}, ids]}
     )
     columns = {
         "y": pa.array([0.0, 1.0, 0.5, None, 1.0, 0.0]),
@@ -89,29 +84,35 @@ def test_bad_rows_of_parquet_are_set_aside_by_number(tmp_path: Path):
     assert (both.input.lines_read, both.input.lines_bad) == (7, 5)
 
 
-def test_column_of_another_type_is_one_error(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([LABEL, {"name": "c", "as": "numeric"}], "1 of 1 are"),
+        (
+            [LABEL | {"name": "c"}, {"name": "y", "as": "categorical", "type": "hex"}],
+            "must hold integers, it holds double",
+        ),
+        (
+            [LABEL, {"name": "z", "as": "numeric"}],
+            r"^a\.parquet: must have columns z, it has y, c$",
+        ),
+    ],
+)
+def test_column_of_another_type_is_one_error(tmp_path: Path, columns: Any, message: str):
     pq.write_table(pa.table({"y": [0.0], "c": ["a"]}), tmp_path / "a.parquet")
-    node: dict[str, Any] = {"format": "parquet", "column": [{"name": "y", "as": "label"}]}
-    column = {"name": "c", "as": "numeric"}
-    with pytest.raises(DatasetError, match="1 of 1 are"):
-        make(
-            Table.parse(node | {"column": [*node["column"], column]}),
-            tmp_path / "a.parquet",
-            tmp_path / "o",
-        )
-    column = {"name": "y", "as": "categorical", "type": "hex"}
-    label = {"name": "c", "as": "label"}
-    with pytest.raises(DatasetError, match="must hold integers, it holds double"):
-        make(
-            Table.parse(node | {"column": [label, column]}), tmp_path / "a.parquet", tmp_path / "o"
-        )
-    absent = {"name": "z", "as": "numeric"}
-    with pytest.raises(DatasetError, match=r"^a\.parquet: must have columns z, it has y, c$"):
-        make(
-            Table.parse(node | {"column": [*node["column"], absent]}),
-            tmp_path / "a.parquet",
-            tmp_path / "o",
-        )
+    table = Table.parse({"format": "parquet", "column": columns})
+    with pytest.raises(DatasetError, match=message):
+        make(table, tmp_path / "a.parquet", tmp_path / "o")
+
+
+def vanish_once_listed(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = input_files.open_input
+
+    def open_late(path: str) -> Any:
+        log.unlink(missing_ok=True)
+        return opened(path)
+
+    monkeypatch.setattr(file_parser, "open_input", open_late)
 
 
 def test_file_that_vanishes_and_empty_files_are_set_aside(
@@ -121,13 +122,7 @@ def test_file_that_vanishes_and_empty_files_are_set_aside(
         write_csv(tmp_path / f"logs/{name}.csv", make_records(50, seed=ord(name)))
     (tmp_path / "logs/empty.csv").write_bytes(b"")
     (tmp_path / "logs/header.csv").write_text(",".join(NAMES) + "\n")
-    opened = input_files.open_input
-
-    def open_late(path: str) -> Any:
-        (tmp_path / "logs/b.csv").unlink(missing_ok=True)  # after it was listed
-        return opened(path)
-
-    monkeypatch.setattr(file_parser, "open_input", open_late)
+    vanish_once_listed(tmp_path / "logs/b.csv", monkeypatch)
     dataset = make(load(tmp_path), tmp_path / "logs/*", tmp_path / "out", allow_damaged_files=True)
     assert [(r["file"], r["line"], r["reason"]) for r in bad_lines(dataset)] == [
         ("b.csv", 0, "the file vanished after it was listed"),
@@ -153,7 +148,7 @@ def _damaged(packing: str, damage: str, tmp_path: Path) -> tuple[Table, Path]:
     """A file of 3000 rows, packed somehow, cut in the middle or with bytes there that are wrong."""
     table, path = Table.load("criteo"), tmp_path / f"a.tsv.{packing}"
     if packing == "parquet":
-        columns = [{"name": "y", "as": "label"}, {"name": "x", "as": "numeric"}]
+        columns = [LABEL, {"name": "x", "as": "numeric"}]
         table = Table.parse({"format": "parquet", "column": columns})
         rows = pa.table({"y": [0.0, 1.0] * 1500, "x": [i * 1.5 for i in range(3000)]})
         pq.write_table(rows, path, row_group_size=1000, write_page_checksum=True)
@@ -198,13 +193,7 @@ def test_damaged_file_fails_the_job_unless_it_is_allowed(tmp_path: Path, packing
 def test_file_that_vanishes_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     log = write_log(tmp_path / "logs/a.tsv", make_lines(30))
     write_log(tmp_path / "logs/b.tsv", make_lines(30))
-    opened = input_files.open_input
-
-    def open_late(path: str) -> Any:
-        log.unlink(missing_ok=True)  # after it was listed
-        return opened(path)
-
-    monkeypatch.setattr(file_parser, "open_input", open_late)
+    vanish_once_listed(log, monkeypatch)
     with pytest.raises(DatasetError, match=r"a\.tsv after 0 good rows \(the file vanished"):
         make(Table.load("criteo"), tmp_path / "logs/*", tmp_path / "out")
 
@@ -276,7 +265,9 @@ def test_rows_that_do_not_add_up_fail_the_job(tmp_path: Path, monkeypatch: pytes
 
 def test_header_that_lacks_a_column_is_one_error(tmp_path: Path):
     write_csv(tmp_path / "a.csv", [])
-    table = load(tmp_path, SHOP + '[[column]]\nname = "nope"\nas = "numeric"\n')
+    table = load(
+        tmp_path, SHOP.replace("column = [", 'column = [{ name = "nope", as = "numeric" },')
+    )
     with pytest.raises(DatasetError, match=r"^a\.csv: its first line must name.*'nope' is absent"):
         make(table, tmp_path / "a.csv", tmp_path / "out")
 
@@ -287,9 +278,8 @@ def test_columns_that_no_declaration_names_are_told_once(
     for name in ("a", "b"):
         lines = [",note,y,c", *(f"{i},hello,{i % 2},{i}" for i in range(9))]
         (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    label = {"name": "y", "as": "label"}
     ids = {"name": "c", "as": "categorical", "type": "integer"}
-    make(Table.parse({"column": [label, ids]}), tmp_path / "*.csv", tmp_path / "out")
+    make(Table.parse({"column": [LABEL, ids]}), tmp_path / "*.csv", tmp_path / "out")
     told = "the input has columns that the schema does not declare; they are not read: '', 'note'\n"
     assert capsys.readouterr().err.count(told) == 1
 

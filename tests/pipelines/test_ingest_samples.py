@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
-from tests.pipelines.builders import read_split, write_log
+from tests.builders import read_split
+from tests.pipelines.builders import write_log
 from tests.pipelines.shop import make
 
 

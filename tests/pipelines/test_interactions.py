@@ -6,8 +6,6 @@ import gzip
 import os
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from embedps.data.corpus import Corpus
@@ -16,6 +14,7 @@ from embedps.errors import DatasetError, UsageError
 from embedps.pipelines.ingestion.interactions import Options, make_dataset, read_items
 from embedps.pipelines.interactions import main
 from tests import commands
+from tests.builders import read_split
 
 TRAIN = "0 5 3 9\n1 3\n\n2\n7 9 5 5\n"
 TEST = "0 4\n1 5 11\n8 3\n2\n"
@@ -38,7 +37,7 @@ def options(folder: Path, **changes: object) -> Options:
 
 
 def rows(dataset: Dataset, split: str) -> list[dict[str, object]]:
-    return pa.concat_tables([pq.read_table(p) for p in dataset.paths(split)]).to_pylist()
+    return read_split(dataset, split).to_pylist()
 
 
 def test_rows_are_the_pairs_and_the_users_to_score(folder: Path) -> None:

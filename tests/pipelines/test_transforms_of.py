@@ -26,23 +26,16 @@ from embedps.scheduling.arrivals import Arrivals
 from embedps.scheduling.ledger import LedgerOptions
 from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.training.file_watch import FileWatch
-from tests.builders import TINY_DLRM, make_config, make_trainer
-from tests.pipelines.builders import files_of, read_split
+from tests.builders import TINY_DLRM, make_config, make_trainer, read_split
+from tests.pipelines.builders import files_of
 from tests.pipelines.shop import load, make
 
 SCHEMA = """
-[[column]]
-name = "bought"
-as = "label"
-[[column]]
-name = "price"
-as = "numeric"
-transform = ["standardize"]
-[[column]]
-name = "shop"
-as = "categorical"
-type = "integer"
-transform = [{ min_count = 2 }]
+column = [
+  { name = "bought", as = "label" },
+  { name = "price", as = "numeric", transform = ["standardize"] },
+  { name = "shop", as = "categorical", type = "integer", transform = [{ min_count = 2 }] },
+]
 """
 PRICES = ([10, 20, 30, 40] * 10, [40, 50, 60, 70] * 10)
 SHOPS = ([1, 1, 2, 3] * 10, [1, 2, 4, 4] * 10)

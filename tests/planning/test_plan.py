@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,23 @@ from tests.builders import MIXED, ROOT, TABLES, SumModel, write_dataset
 
 MODEL = dlrm.Config(embedding_dim=8, bottom_mlp=(64, 32), top_mlp=(64,))
 WITHIN = 0.10
+TRAFFIC: dict[str, Any] = {
+    "bytes_in": 5,
+    "bytes_out": 4,
+    "examples_per_step": 512.0,
+    "unit_steps": 16.0,
+}
+STEP = MeasuredStep(
+    num_ps=1,
+    num_workers=2,
+    cores=2,
+    examples=1,
+    secs=0.5,
+    steps_per_sec=4.0,
+    worker_cpu_secs=0.4,
+    server_cpu_secs=1e-6,
+    base_bytes=0,
+)
 
 
 def run_config(directory: Path, name: str, **options) -> TrainConfig:
@@ -99,11 +117,8 @@ def test_rows_and_bytes_of_tables_are_those_of_a_run(folder, dataset, plan):
 @pytest.mark.skipif(shutil.which("ss") is None, reason="counts bytes of sockets by ss")
 def test_rows_bytes_and_messages_of_each_server_are_those_of_a_run(folder):
     # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    done = forked.run(
-        ["-m", "tests.planning.test_plan", str(folder)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-    )
+    command = ["-m", "tests.planning.test_plan", str(folder)]
+    done = forked.run(command, cwd=ROOT, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -260,29 +275,13 @@ def test_without_a_scan_the_datasets_counts_are_taken(folder, dataset):
 
 
 def test_figures_of_clusters_that_were_not_run_are_marked_as_predictions(plan):
-    measured = MeasuredStep(
-        num_ps=1,
-        num_workers=1,
-        cores=2,
-        examples=512,
-        secs=0.01,
-        steps_per_sec=100.0,
-        worker_cpu_secs=0.01,
-        server_cpu_secs=0.001,
-        base_bytes=1,
-    )
+    measured = dataclasses.replace(STEP, num_workers=1, examples=512)
     workers = WorkersPlan(
         num_workers=64, num_ps=1, examples_per_sec=1e6, epoch_secs=1.0, limit="workers"
     )
     local = {"1 PS + 1 worker": 51_200.0}
-    modes = plan_modes(
-        ClusterConfig(num_ps=1, num_workers=2),
-        bytes_in=1,
-        bytes_out=1,
-        examples_per_step=512.0,
-        unit_steps=4.0,
-        examples_per_sec=51_200.0,
-    )
+    cluster = ClusterConfig(num_ps=1, num_workers=2)
+    modes = plan_modes(cluster, examples_per_sec=51_200.0, **TRAFFIC)
     whole = dataclasses.replace(
         plan, measured=[measured], local=local, workers=[workers], modes=modes
     )
@@ -321,14 +320,8 @@ def test_modes_of_a_cluster_are_planned_by_what_they_update(folder, dataset):
 
 
 def test_speeds_of_modes_that_were_not_run_are_predictions():
-    modes = plan_modes(
-        ClusterConfig(num_ps=2, num_workers=4, sync="dense"),
-        bytes_in=5,
-        bytes_out=4,
-        examples_per_step=512.0,
-        unit_steps=16.0,
-        examples_per_sec=1000.0,
-    )
+    cluster = ClusterConfig(num_ps=2, num_workers=4, sync="dense")
+    modes = plan_modes(cluster, examples_per_sec=1000.0, **TRAFFIC)
     assert {m.sync: m.examples_per_sec for m in modes} == {k: 1000 * v for k, v in SPEEDS.items()}
     assert [m.sync for m in modes if m.is_measured] == ["none"]
     assert speed_of("full", 1) == 1.0  # one worker waits for nobody
@@ -346,21 +339,10 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("asked", "of_16"), [(None, 4), (NO_BOUND, 16), (7, 8)])
 def test_a_bound_of_staleness_limits_the_workers_in_a_step(asked: int | None, of_16: int):
-    step = MeasuredStep(
-        num_ps=1,
-        num_workers=2,
-        cores=2,
-        examples=1,
-        secs=0.5,
-        steps_per_sec=4.0,
-        worker_cpu_secs=0.4,
-        server_cpu_secs=1e-6,
-        base_bytes=0,
-    )
     cluster = ClusterConfig(max_staleness_steps=asked)
     for num_workers, in_step in ((4, 4), (16, of_16)):
         found = predict_speed(
-            step,
+            STEP,
             Machines(cores=2, link_bytes_per_sec=1e12),
             num_workers=num_workers,
             num_ps=1,

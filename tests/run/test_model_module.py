@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from embedps.models import dlrm
 from embedps.run.config import TrainConfig
 from embedps.run.model_module import find_model, is_built_in
 from embedps.run.run_config import RunConfig, read_run
+from tests import commands
 from tests.builders import ROOT, TINY_DLRM_FLAGS, write_dataset
 from tests.pipelines.shop import SHOP, load, make, make_records, write_csv
 
@@ -51,19 +53,8 @@ def folder(tmp_path):
     return tmp_path / "cwd"
 
 
-def run(
-    folder: Path, *arguments: object, code: int = 0, python: str | Path = sys.executable
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [python, *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+def run(folder: Path, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    return commands.run(*arguments, cwd=folder, **options)
 
 
 def install(form: str, folder: Path) -> Path:

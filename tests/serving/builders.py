@@ -10,21 +10,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tensorflow as tf
 
-from embedps.data.dataset import Dataset
 from embedps.evaluation.evaluator import EVAL_BATCH_ROWS
 from embedps.evaluation.loaded_model import LoadedModel
+from tests.builders import COLUMNS
 
 CLIENT = Path(__file__).with_name("client_program.py")
 SITE_PACKAGES = str(Path(tf.__file__).parents[1])
 
 Tensors = dict[str, np.ndarray]
-
-
-def split_of(dataset: Dataset, split: str = "eval") -> pa.Table:
-    return pa.concat_tables(pq.read_table(path) for path in dataset.paths(split))
 
 
 def evaluated(model: LoadedModel, table: pa.Table) -> dict[str, np.ndarray]:
@@ -34,7 +29,7 @@ def evaluated(model: LoadedModel, table: pa.Table) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def tensors(table: pa.Table, columns: Sequence[str]) -> Tensors:
+def tensors(table: pa.Table, columns: Sequence[str] = COLUMNS) -> Tensors:
     """A request of named tensors."""
     made = {}
     for name in columns:
@@ -62,6 +57,29 @@ def examples(table: pa.Table, columns: Sequence[str]) -> Tensors:
         features = tf.train.Features(feature=feature)
         serialized.append(tf.train.Example(features=features).SerializeToString())
     return {"examples": np.array(serialized, object)}  # bytes would lose zeros at their end
+
+
+def raw_request(records: list[dict[str, str]]) -> Tensors:
+    """A request of the columns of `tests.pipelines.shop.RAW`."""
+
+    def numbers(name: str) -> Any:
+        return np.array(
+            [float("nan") if r[name] in ("", "NA") else float(r[name]) for r in records]
+        )
+
+    def integers(name: str) -> Any:
+        return np.array([int(r[name] or -1) for r in records])
+
+    lists = {n: [r[n].split("|") if r[n] else [] for r in records] for n in ("pages", "wishes")}
+    return {
+        **{name: integers(name) for name in ("time", "code", "rare")},
+        "price": numbers("price"),
+        "the_age": numbers("the age"),
+        "site": np.array([r["site"].encode() for r in records], object),
+        "pages": np.array([text.encode() for each in lists["pages"] for text in each], object),
+        "wishes": np.array([int(text) for each in lists["wishes"] for text in each]),
+        **{f"{name}_lengths": np.array(list(map(len, each))) for name, each in lists.items()},
+    }
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

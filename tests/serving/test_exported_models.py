@@ -32,10 +32,10 @@ from embedps.models import (
 from embedps.serving.export_model import export_model
 from embedps.serving.stock_index import StockIndex
 from tests import every_column, shipped
-from tests.builders import MIXED, SumModel, latest, make_trainer, write_dataset
+from tests.builders import MIXED, SumModel, latest, make_trainer, read_split, write_dataset
 from tests.models import planted_interactions
 from tests.processors import check_stock
-from tests.serving.builders import Tensors, ask, evaluated, examples, split_of, tensors
+from tests.serving.builders import Tensors, ask, evaluated, examples, tensors
 from tests.serving.warm_up_replay import replay
 
 TOP_K = 7
@@ -100,7 +100,7 @@ def test_every_model_gives_the_evaluators_predictions(tmp_path: Path) -> None:
         directory = CheckpointDirectory(run_dir)
         output = tmp_path / "exports" / name
         done = export_model(recommender, dataset, directory, output, model.number, top_k=TOP_K)
-        table = split_of(dataset).slice(0, 300)
+        table = read_split(dataset).slice(0, 300)
         assert done.rows > 0
         wanted[name] = evaluated(model, table)
         few, one = table.slice(20, 9), table.slice(5, 1)
@@ -125,7 +125,7 @@ def test_every_model_gives_the_evaluators_predictions(tmp_path: Path) -> None:
 @pytest.mark.multiprocess
 def test_the_best_items_are_those_of_an_exact_search(tmp_path: Path) -> None:
     users = planted_interactions.write_dataset(tmp_path / "users")
-    table = split_of(users).slice(0, 40)
+    table = read_split(users).slice(0, 40)
     towers = two_tower.Config(embedding_dim=8, tower_mlp=(16,), history="history")
     made = {
         "two_tower": two_tower.make(towers, users),

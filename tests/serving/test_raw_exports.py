@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import tensorflow as tf
 
@@ -15,30 +14,25 @@ from embedps import export
 from embedps.console import command_line
 from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
-from embedps.features.table_schema import Table
 from embedps.features.transforms import Transforms
 from embedps.serving.stock_transforms import StockTransforms
 from tests.builders import make_config
-from tests.pipelines.shop import load as load_table
-from tests.pipelines.shop import make
-from tests.serving.builders import ask
-from tests.serving.raw_values import SCHEMA, make_records, request_of, write_csv
+from tests.pipelines.shop import RAW, RAW_NAMES, as_texts, load, make_raw, make_records
+from tests.serving.builders import ask, raw_request
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    directory = tmp_path_factory.mktemp("raw")
-    table = load_table(directory, SCHEMA)
-    return make(table, write_csv(directory / "log.csv", make_records(600)), directory / "set")
+    return make_raw(tmp_path_factory.mktemp("raw"))
 
 
 def test_features_are_those_of_the_pipeline(dataset: Dataset) -> None:
     records = make_records(200)
     transforms = Transforms.load(dataset.directory)
-    wanted = transforms.apply(pa.RecordBatch.from_pylist(records))
+    wanted = transforms.apply(as_texts(records, RAW_NAMES))
     stock = StockTransforms(transforms.table, Columns.of(dataset), missing_id=-1)
     made = tf.function(stock.batch)(
-        {name: tf.constant(value) for name, value in request_of(records).items()}
+        {name: tf.constant(value) for name, value in raw_request(records).items()}
         | {"bought": tf.zeros([200])}
     )
     for feature in transforms.table.features:
@@ -70,8 +64,7 @@ def test_ids_that_are_not_hexadecimal_are_refused(dataset: Dataset) -> None:
 
 
 def test_texts_are_refused_by_name(tmp_path: Path) -> None:
-    text = SCHEMA.replace('type = "hex"\ntransform = [{ min_count = 8 }]', 'type = "string"')
-    table: Table = load_table(tmp_path, text)
+    table = load(tmp_path, RAW.replace("hex", "string", 1))
     with pytest.raises(embedps.errors.UsageError, match="column 'site' of ids of texts"):
         StockTransforms(table, Columns(ids=("site",)), missing_id=-1)
 
@@ -89,9 +82,9 @@ def test_raw_values_get_the_scores_of_their_features(
     records = make_records(150)
     model = embedps.load(tmp_path / "m")
     transforms = Transforms.load(dataset.directory)
-    wanted = model.predict(transforms.apply(pa.RecordBatch.from_pylist(records)))["score"]
+    wanted = model.predict(transforms.apply(as_texts(records, RAW_NAMES)))["score"]
     path = tmp_path / "e" / str(model.number)
-    (found,) = ask({path: {"raw": [request_of(records), request_of(records[:1])]}})
+    (found,) = ask({path: {"raw": [raw_request(records), raw_request(records[:1])]}})
     for loader in ("load", "session"):
         np.testing.assert_allclose(found[f"{loader}/raw/0/score"], wanted, rtol=1e-6)
         np.testing.assert_allclose(found[f"{loader}/raw/1/score"], wanted[:1], rtol=1e-6)

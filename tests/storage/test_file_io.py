@@ -101,10 +101,3 @@ def test_killed_writer_leaves_the_old_file_and_the_next_one_succeeds(tmp_path):
     file_io.write_bytes(path, b"new")
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_removed_directory_gives_its_bytes(tmp_path):
-    for name, size in (("a/x", 10), ("a/b/y", 32)):
-        file_io.write_bytes(tmp_path / name, bytes(size))
-    assert file_io.store_of(tmp_path).remove_directory(tmp_path / "a") == 42
-    assert os.listdir(tmp_path) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import subprocess
 import sys
@@ -22,8 +23,7 @@ from embedps.pipelines.ingestion.beam_runner import make_pipeline, run_pipeline
 from embedps.pipelines.ingestion.beam_stages import ParseFile, WriteShard, build, fit_transforms
 from embedps.pipelines.ingestion.ingest_job import IngestJob
 from embedps.pipelines.ingestion.input_files import find_inputs
-from embedps.pipelines.ingestion.make_dataset import make_dataset
-from embedps.pipelines.ingestion.options import Options
+from tests.pipelines import shop
 from tests.pipelines.builders import files_of, make_lines, write_log
 
 NUM_LINES = (50, 70)
@@ -110,16 +110,7 @@ def closing_client() -> Iterator[None]:
         default_client().close()
 
 
-def make(logs: str, output: Path, *beam_flags: str, **settings: float) -> Dataset:
-    options = Options(
-        input=(logs,),
-        output=output,
-        schema="criteo",
-        num_shards=3,
-        beam_flags=beam_flags,
-        **settings,  # type: ignore[arg-type]
-    )
-    return make_dataset(options)[0]
+make = functools.partial(shop.make, "criteo")
 
 
 @pytest.mark.multiprocess
@@ -133,11 +124,11 @@ def test_dask_cluster_of_two_processes_writes_the_same_bytes(tmp_path: Path, log
             "--dask_partition_size=1",
         )
         with closing_client():
-            make(logs, tmp_path / "there", *flags)
+            make(logs, tmp_path / "there", beam_flags=flags)
         assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
         # A job that is given up is one error here, and leaves no dataset.
         with closing_client(), pytest.raises(DatasetError, match="2 of 122 are"):
-            make(logs, tmp_path / "failed", *flags, max_bad_fraction=0.0)
+            make(logs, tmp_path / "failed", beam_flags=flags, max_bad_fraction=0.0)
     assert [path.name for path in (tmp_path / "failed").iterdir()] == ["_bad_lines.jsonl"]
 
 
@@ -154,7 +145,7 @@ def test_other_direct_runners_write_the_same_bytes(
     tmp_path: Path, logs: str, flags: tuple[str, ...]
 ):
     make(logs, tmp_path / "here")
-    make(logs, tmp_path / "there", *flags)
+    make(logs, tmp_path / "there", beam_flags=flags)
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
@@ -186,7 +177,7 @@ def test_portable_job_service_writes_the_same_bytes(tmp_path: Path, logs: str):
     make(logs, tmp_path / "here")
     with job_service(tmp_path) as endpoint:
         flags = ("--runner=PortableRunner", f"--job_endpoint={endpoint}")
-        make(logs, tmp_path / "there", *flags, "--environment_type=LOOPBACK")
+        make(logs, tmp_path / "there", beam_flags=(*flags, "--environment_type=LOOPBACK"))
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 

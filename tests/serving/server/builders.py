@@ -54,6 +54,7 @@ class Addresses:
     def __init__(self, grpc_port: int, rest_port: int) -> None:
         self.grpc = f"127.0.0.1:{grpc_port}"
         self.rest = f"http://127.0.0.1:{rest_port}"
+        self.client = Client(self.grpc)
 
 
 @contextmanager
@@ -83,9 +84,11 @@ def serving(
     )
     for server in servers:
         server.start()
+    addresses = Addresses(servers[0].port, servers[1].port)
     try:
-        yield api, model, Addresses(servers[0].port, servers[1].port)
+        yield api, model, addresses
     finally:
+        addresses.client.close()
         servers[0].stop(5)
         servers[1].stop(5)
         model.close()

@@ -2,7 +2,9 @@
 
 import dataclasses
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,73 +43,15 @@ class Doubling:
         return Answer(number=self.number, outputs={"score": request.floats[0] * 2})
 
 
-def make_batcher(score: Doubling, **options: Any) -> Batcher:
-    known: dict[str, Any] = {
-        "max_batch_rows": 4,
-        "max_part_rows": 4,
-        "max_waiting": 3,
-        "wait_secs": 0.0,
-    }
-    known |= {"on_batch": lambda _: None}
-    return Batcher(score, **known | options)
-
-
-def test_requests_share_batches_and_a_full_queue_refuses() -> None:
+@contextmanager
+def batching(**options: Any) -> Iterator[tuple[Doubling, Batcher, ThreadPoolExecutor]]:
+    """A batcher, what it asks, and threads that ask it; it is closed once these have ended."""
     score = Doubling()
-    batcher = make_batcher(score)
+    known: dict[str, Any] = {"max_batch_rows": 4, "max_part_rows": 4, "max_waiting": 3}
+    known |= {"wait_secs": 0.0, "on_batch": lambda _: None}
+    batcher = Batcher(score, **known | options)
     with ThreadPoolExecutor(8) as pool:
-        first = pool.submit(batcher.ask, make_request(1))
-        until(lambda: score.rows == [1])
-        waiting = []
-        for i, request in enumerate((make_request(2, 3), make_request(-4), make_request(5, 6))):
-            waiting.append(pool.submit(batcher.ask, request))
-            until(lambda i=i: len(batcher._waiting) == i + 1)
-        with pytest.raises(RequestError, match="3 requests wait already") as refused:
-            batcher.ask(make_request(7))
-        assert refused.value.code == "RESOURCE_EXHAUSTED"
-        score.may_go.set()
-        assert first.result().outputs["score"].tolist() == [2]
-        assert waiting[0].result().outputs["score"].tolist() == [4, 6]
-        with pytest.raises(RequestError, match="ValueError: negative"):
-            waiting[1].result()
-        assert waiting[2].result().outputs["score"].tolist() == [10, 12]
-    # The second batch has 2 + 1 rows; it failed, and its requests were scored one by one.
-    assert score.rows == [1, 3, 2, 1, 2]
-    batcher.close()
-    with pytest.raises(RequestError, match="the server ends"):
-        batcher.ask(make_request(1))
-
-
-def test_who_waited_too_long_is_not_scored() -> None:
-    score = Doubling()
-    batcher = make_batcher(score)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(batcher.ask, make_request(1))
-        until(lambda: score.rows == [1])
-        with pytest.raises(RequestError) as late:
-            batcher.ask(make_request(2), timeout=0.01)
-        assert late.value.code == "DEADLINE_EXCEEDED"
-        score.may_go.set()
-        assert first.result().number == 1
-    batcher.close()
-    assert score.rows == [1]
-
-
-def test_changes_run_between_batches_before_those_that_wait() -> None:
-    score = Doubling()
-    batcher = make_batcher(score)
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(batcher.ask, make_request(1))
-        until(lambda: score.rows == [1])
-        second = pool.submit(batcher.ask, make_request(2))
-        until(lambda: len(batcher._waiting) == 1)
-        change = pool.submit(batcher.between, lambda: setattr(score, "number", 2))
-        until(lambda: len(batcher._work) == 1)
-        score.may_go.set()
-        change.result()
-        assert (first.result().number, second.result().number) == (1, 2)
-    with pytest.raises(ZeroDivisionError):
-        batcher.between(lambda: 1 / 0)
+        yield score, batcher, pool
     batcher.close()
 
 
@@ -121,10 +65,51 @@ def ask_while_busy(pool: ThreadPoolExecutor, batcher: Batcher, *requests: Reques
     return asked
 
 
+def test_requests_share_batches_and_a_full_queue_refuses() -> None:
+    requests = (make_request(2, 3), make_request(-4), make_request(5, 6))
+    with batching() as (score, batcher, pool):
+        first, *waiting = ask_while_busy(pool, batcher, make_request(1), *requests)
+        with pytest.raises(RequestError, match="3 requests wait already") as refused:
+            batcher.ask(make_request(7))
+        assert refused.value.code == "RESOURCE_EXHAUSTED"
+        score.may_go.set()
+        assert first.result().outputs["score"].tolist() == [2]
+        assert waiting[0].result().outputs["score"].tolist() == [4, 6]
+        with pytest.raises(RequestError, match="ValueError: negative"):
+            waiting[1].result()
+        assert waiting[2].result().outputs["score"].tolist() == [10, 12]
+    # The second batch has 2 + 1 rows; it failed, and its requests were scored one by one.
+    assert score.rows == [1, 3, 2, 1, 2]
+    with pytest.raises(RequestError, match="the server ends"):
+        batcher.ask(make_request(1))
+
+
+def test_who_waited_too_long_is_not_scored() -> None:
+    with batching() as (score, batcher, pool):
+        (first,) = ask_while_busy(pool, batcher, make_request(1))
+        with pytest.raises(RequestError) as late:
+            batcher.ask(make_request(2), timeout=0.01)
+        assert late.value.code == "DEADLINE_EXCEEDED"
+        score.may_go.set()
+        assert first.result().number == 1
+    assert score.rows == [1]
+
+
+def test_changes_run_between_batches_before_those_that_wait() -> None:
+    with batching() as (score, batcher, pool):
+        first, second = ask_while_busy(pool, batcher, make_request(1), make_request(2))
+        change = pool.submit(batcher.between, lambda: setattr(score, "number", 2))
+        until(lambda: len(batcher._work) == 1)
+        score.may_go.set()
+        change.result()
+        assert (first.result().number, second.result().number) == (1, 2)
+        with pytest.raises(ZeroDivisionError):
+            batcher.between(lambda: 1 / 0)
+
+
 def test_others_wait_for_one_part_of_a_large_request() -> None:
-    score, rows = Doubling(), list[int]()
-    batcher = make_batcher(score, max_waiting=9, on_batch=rows.append)
-    with ThreadPoolExecutor(8) as pool:
+    rows = list[int]()
+    with batching(max_waiting=9, on_batch=rows.append) as (score, batcher, pool):
         large, *small = ask_while_busy(
             pool,
             batcher,
@@ -135,7 +120,6 @@ def test_others_wait_for_one_part_of_a_large_request() -> None:
         assert large.result().outputs["score"].tolist() == [*range(0, 20, 2)]
         found = [each.result().outputs["score"].tolist() for each in small]
         assert found == [[40], [42, 44], [60, 62, 64]]
-    batcher.close()
     # Others share batches as without it.
     parts = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert score.batches == [parts[0], [20, 21, 22], parts[1], [30, 31, 32], parts[2]]
@@ -143,9 +127,7 @@ def test_others_wait_for_one_part_of_a_large_request() -> None:
 
 
 def test_large_requests_are_scored_one_after_the_other() -> None:
-    score = Doubling()
-    batcher = make_batcher(score, max_waiting=4)
-    with ThreadPoolExecutor(8) as pool:
+    with batching(max_waiting=4) as (score, batcher, pool):
         asked = ask_while_busy(
             pool,
             batcher,
@@ -159,29 +141,24 @@ def test_large_requests_are_scored_one_after_the_other() -> None:
         score.may_go.set()
         for each in asked:
             each.result()
-    batcher.close()
     assert [batch[0] for batch in score.batches] == [0, 30, 4, 10, 14, 20, 24]
 
 
 def test_lists_of_many_values_make_a_request_large() -> None:
-    score = Doubling()
-    score.may_go.set()
-    batcher = make_batcher(score)  # parts of up to 4 * 64 values
-    for request, rows in (
-        (make_lists(200, 56), [2]),
-        (make_lists(200, 57), [1, 1]),
-        (make_lists(0, 300, 0, 1), [1, 1, 2]),
-    ):
-        assert len(batcher.ask(request).outputs["score"]) == request.rows
-        assert score.rows == rows
-        score.rows.clear()
-    batcher.close()
+    with batching() as (score, batcher, _):  # parts of up to 4 * 64 values
+        score.may_go.set()
+        for request, rows in (
+            (make_lists(200, 56), [2]),
+            (make_lists(200, 57), [1, 1]),
+            (make_lists(0, 300, 0, 1), [1, 1, 2]),
+        ):
+            assert len(batcher.ask(request).outputs["score"]) == request.rows
+            assert score.rows == rows
+            score.rows.clear()
 
 
 def test_all_parts_are_of_one_model() -> None:
-    score = Doubling()
-    batcher = make_batcher(score)
-    with ThreadPoolExecutor(8) as pool:
+    with batching() as (score, batcher, pool):
         large, small, after = ask_while_busy(
             pool, batcher, make_request(*range(10)), make_request(20), make_request(*range(30, 35))
         )
@@ -190,15 +167,12 @@ def test_all_parts_are_of_one_model() -> None:
         score.may_go.set()
         change.result()
         assert (large.result().number, small.result().number, after.result().number) == (1, 1, 2)
-    batcher.close()
     # The change waits for the one that has begun, and others do not wait for the change.
     assert [batch[0] for batch in score.batches] == [0, 20, 4, 8, 30, 34]
 
 
 def test_a_part_that_fails_or_comes_too_late_ends_its_request() -> None:
-    score = Doubling()
-    batcher = make_batcher(score)
-    with ThreadPoolExecutor(8) as pool:
+    with batching() as (score, batcher, pool):
         failing, other = ask_while_busy(
             pool, batcher, make_request(*range(4), -1, *range(5)), make_request(20)
         )
@@ -206,11 +180,10 @@ def test_a_part_that_fails_or_comes_too_late_ends_its_request() -> None:
         with pytest.raises(RequestError, match="ValueError: negative"):
             failing.result()
         assert other.result().outputs["score"].tolist() == [40]
-    assert score.rows == [4, 1, 4]
-    score.may_go.clear()
-    score.rows.clear()
-    with pytest.raises(RequestError, match="deadline passed"):
-        batcher.ask(make_request(*range(10)), timeout=0.01)
-    score.may_go.set()
-    batcher.close()
+        assert score.rows == [4, 1, 4]
+        score.may_go.clear()
+        score.rows.clear()
+        with pytest.raises(RequestError, match="deadline passed"):
+            batcher.ask(make_request(*range(10)), timeout=0.01)
+        score.may_go.set()
     assert score.rows in ([], [4])  # whether it had begun by then

@@ -17,9 +17,9 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools.compact import compact
 from embedps.data.dataset import Dataset
-from tests.builders import latest
+from tests.builders import latest, read_split
 from tests.commands import SMALL, finish, read_until, start, train
-from tests.serving.builders import split_of, tensors
+from tests.serving.builders import tensors
 from tests.serving.server.builders import (
     NAME,
     Client,
@@ -31,8 +31,6 @@ from tests.serving.server.builders import (
     until,
 )
 from tests.serving.server.slow_proxy import SlowProxy
-
-COLUMNS = ("I1", "I2", "C1", "C2", "C3")
 
 
 class Server:
@@ -57,12 +55,12 @@ class Server:
         return str(each.status.error_message)
 
     def score(self, dataset: Dataset) -> tuple[int, np.ndarray]:
-        given = tensors(split_of(dataset).slice(0, 20), COLUMNS)
+        given = tensors(read_split(dataset).slice(0, 20))
         response = self.client.predict(predict_request(given))
         return int(response.model_spec.version.value), score_of(response)
 
     def check(self, dataset: Dataset, model_dir: Path, number: int) -> None:
-        want = embedps.load(model_dir, number=number).predict(split_of(dataset).slice(0, 20))
+        want = embedps.load(model_dir, number=number).predict(read_split(dataset).slice(0, 20))
         found, scores = self.score(dataset)
         assert found == number
         np.testing.assert_array_equal(scores, want["score"])
@@ -130,13 +128,11 @@ def test_a_server_outlives_trainers_compactions_and_kills(tmp_path: Path, datase
     assert server.address == f"127.0.0.1:{port}"
     server.check(dataset, model_dir, newest)
     with serving(directory, dataset) as (_, _, addresses):
-        other = Client(addresses.grpc)
-        given = tensors(split_of(dataset).slice(0, 20), COLUMNS)
+        given = tensors(read_split(dataset).slice(0, 20))
         np.testing.assert_array_equal(
-            score_of(other.predict(predict_request(given))), server.score(dataset)[1]
+            score_of(addresses.client.predict(predict_request(given))), server.score(dataset)[1]
         )
         assert len(list(directory.leases_dir.iterdir())) == 3  # the killed one's has yet to expire
-        other.close()
     server.end()
 
 

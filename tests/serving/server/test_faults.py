@@ -13,7 +13,8 @@ import embedps
 from embedps.data.dataset import Dataset
 from embedps.errors import CorruptCheckpointError, DimMismatchError
 from embedps.serving.server import served_model
-from tests.serving.builders import split_of, tensors
+from tests.builders import read_split
+from tests.serving.builders import tensors
 from tests.serving.server.builders import (
     Client,
     Replay,
@@ -24,7 +25,6 @@ from tests.serving.server.builders import (
     until,
 )
 
-COLUMNS = ("I1", "I2", "C1", "C2", "C3")
 AVAILABLE, UNLOADING, END, DATA_LOSS = 30, 40, 50, 15
 
 
@@ -37,11 +37,11 @@ def _retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Asker:
     """Asks for the first records of the eval split, and knows what each manifest answers."""
 
-    def __init__(self, trained: Path, dataset: Dataset, address: str) -> None:
-        self.client = Client(address)
+    def __init__(self, trained: Path, dataset: Dataset, client: Client) -> None:
+        self.client = client
         self._trained = trained
-        self._table = split_of(dataset).slice(0, 20)
-        self._request = predict_request(tensors(self._table, COLUMNS))
+        self._table = read_split(dataset).slice(0, 20)
+        self._request = predict_request(tensors(self._table))
 
     def check(self, number: int) -> None:
         response = self.client.predict(self._request)
@@ -85,7 +85,7 @@ def test_a_start_serves_the_newest_manifest_that_is_whole(
         replay.commit(number)
     mend = damage(replay, third)
     with serving(replay.directory, dataset) as (api, model, addresses):
-        asker = Asker(trained, dataset, addresses.grpc)
+        asker = Asker(trained, dataset, addresses.client)
         asker.check(second)
         good, bad = status(asker.client).model_version_status
         assert (good.version, good.state) == (second, AVAILABLE)
@@ -99,7 +99,6 @@ def test_a_start_serves_the_newest_manifest_that_is_whole(
         api.health.end()  # as the server begins to stop; what it has is still answered
         (left,) = status(asker.client).model_version_status
         assert (left.version, left.state) == (third, UNLOADING)
-        asker.client.close()
 
 
 def test_a_start_without_a_whole_manifest_fails(replay: Replay, dataset: Dataset) -> None:
@@ -120,7 +119,7 @@ def test_a_server_that_lags_goes_as_far_as_what_is_whole(
     first, second, third = replay.numbers[:3]
     replay.commit(first)
     with serving(replay.directory, dataset) as (_, model, addresses):
-        asker = Asker(trained, dataset, addresses.grpc)
+        asker = Asker(trained, dataset, addresses.client)
         damage_rows(replay, third)
         replay.commit(third)
         until(lambda: model.refusal is not None)
@@ -130,7 +129,6 @@ def test_a_server_that_lags_goes_as_far_as_what_is_whole(
         assert model.refusal is not None
         assert model.refusal.number == third
         asker.check(second)
-        asker.client.close()
 
 
 def test_tables_of_another_dim_are_refused(trained: Path, replay: Replay, dataset: Dataset) -> None:
@@ -140,17 +138,14 @@ def test_tables_of_another_dim_are_refused(trained: Path, replay: Replay, datase
     tables = [{**table, "dim": 8} for table in found.tables]
     other = dataclasses.replace(found, tables=tuple(tables))
     with serving(replay.directory, dataset) as (_, model, addresses):
-        asker = Asker(trained, dataset, addresses.grpc)
+        asker = Asker(trained, dataset, addresses.client)
         replay.directory.commit(other)
         until(lambda: model.refusal is not None)
         assert model.refusal is not None
         assert "has embedding_dim 4, the checkpoint has 8: restore with" in model.refusal.message
         asker.check(first)
-        asker.client.close()
-    with (
-        pytest.raises(DimMismatchError, match="has embedding_dim 4"),
-        serving(replay.directory, dataset),
-    ):
+    refused = pytest.raises(DimMismatchError, match="has embedding_dim 4")
+    with refused, serving(replay.directory, dataset):
         pass  # an older manifest would hide that the model is another
 
 
@@ -162,7 +157,7 @@ def test_a_directory_that_is_gone_is_told_and_found_again(
         replay.commit(number)
     path = replay.directory.path
     with serving(replay.directory, dataset) as (_, model, addresses):
-        asker = Asker(trained, dataset, addresses.grpc)
+        asker = Asker(trained, dataset, addresses.client)
         path.rename(path.with_name("away"))
         until(lambda: model.refusal is not None)
         (served,) = status(asker.client).model_version_status
@@ -171,4 +166,3 @@ def test_a_directory_that_is_gone_is_told_and_found_again(
         asker.check(second)
         path.with_name("away").rename(path)
         until(lambda: model.refusal is None)
-        asker.client.close()

@@ -23,7 +23,8 @@ from embedps.serving.server.json_bodies import status_json
 from embedps.serving.server.json_reader import SMALL_BYTES
 from embedps.serving.server.model_api import ModelApi
 from embedps.serving.server.request_size import MAX_REQUEST_BYTES
-from tests.serving.builders import split_of, tensors
+from tests.builders import read_split
+from tests.serving.builders import tensors
 from tests.serving.server.builders import (
     Client,
     Replay,
@@ -35,7 +36,6 @@ from tests.serving.server.builders import (
 )
 from tests.serving.server.half_calls import HalfCalls
 
-COLUMNS = ("I1", "I2", "C1", "C2", "C3")
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 CHECK, WATCH = (f"/{messages.HEALTH_SERVICE}/{name}" for name in ("Check", "Watch"))
 PREDICT = f"/{messages.PREDICTION_SERVICE}/Predict"
@@ -297,7 +297,7 @@ def test_a_client_is_an_address_or_a_network() -> None:
 
 def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Dataset) -> None:
     replay.commit(replay.numbers[0])
-    part = {name: array[:3] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+    part = tensors(read_split(dataset).slice(0, 3))
     request = predict_request(part)
     may_go, holds = threading.Event(), threading.Event()
 
@@ -309,7 +309,7 @@ def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Datase
         blocker = threading.Thread(target=model._batcher.between, args=(hold,))
         blocker.start()
         assert holds.wait(60)
-        client = Client(addresses.grpc)
+        client = addresses.client
         grpc.channel_ready_future(client._channel).result(60)
         with pytest.raises(grpc.RpcError) as late:
             client.predict(request, timeout=2)  # in which the server gets it
@@ -348,4 +348,3 @@ def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Datase
             code, large = ask_rest(url, body)
             assert code == 200
             np.testing.assert_allclose(large[kind], small["outputs"] * 2000, rtol=1e-6)
-        client.close()

@@ -109,6 +109,20 @@ def answer_of(connection: Any) -> tuple[int, bytes]:
             assert not isinstance(event, h11.ConnectionClosed), "closed before its answer ended"
 
 
+def exchange(server: Any, data: bytes) -> bytes:
+    """Sends bytes over a connection of their own; reads until the server closes it."""
+    with connect(server) as connection:
+        connection.sendall(data)
+        return rest_of(connection)
+
+
+def ask(server: Any, data: bytes) -> tuple[int, bytes]:
+    """Sends a request over a connection of its own; reads its answer."""
+    with connect(server) as connection:
+        connection.sendall(data)
+        return answer_of(connection)
+
+
 def answers_in(data: bytes) -> list[int]:
     """Gives the codes of all whole answers, without those that only ask for a body."""
     codes = []
@@ -154,9 +168,7 @@ REFUSED = {
 def test_a_framing_that_two_programs_may_read_otherwise_is_refused(
     server: HttpServer, name: str
 ) -> None:
-    with connect(server) as connection:
-        connection.sendall(POST + REFUSED[name] + HEALTH)
-        assert answers_in(rest_of(connection)) == [400]
+    assert answers_in(exchange(server, POST + REFUSED[name] + HEALTH)) == [400]
 
 
 @pytest.mark.parametrize(
@@ -164,9 +176,8 @@ def test_a_framing_that_two_programs_may_read_otherwise_is_refused(
 )
 def test_a_gets_body_is_no_request(server: HttpServer, kind: str) -> None:
     framing = (kind % len(HEALTH) if "%" in kind else kind).encode()
-    with connect(server) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n" + framing + HEALTH)
-        assert answers_in(rest_of(connection)) == [400]
+    head = b"GET /healthz HTTP/1.1\r\nHost: a\r\n"
+    assert answers_in(exchange(server, head + framing + HEALTH)) == [400]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +192,7 @@ def test_a_gets_body_is_no_request(server: HttpServer, kind: str) -> None:
     ],
 )
 def test_another_protocol_ends_the_connection(server: HttpServer, head: bytes) -> None:
-    with connect(server) as connection:
-        connection.sendall(head + HEALTH)
-        assert len(answers_in(rest_of(connection))) == 1
+    assert len(answers_in(exchange(server, head + HEALTH))) == 1
 
 
 def test_heads_are_bounded(server: HttpServer) -> None:
@@ -193,15 +202,12 @@ def test_heads_are_bounded(server: HttpServer) -> None:
         b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 9000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(fields) + b"\r\n",
     ):
-        with connect(server) as connection:
-            connection.sendall(head + HEALTH)
-            data = rest_of(connection)
-            assert answers_in(data) == [400]
-            assert len(data) < 1000
+        data = exchange(server, head + HEALTH)
+        assert answers_in(data) == [400]
+        assert len(data) < 1000
     # An endless field needs no end to be refused.
-    with connect(server) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100_000)
-        assert answers_in(rest_of(connection)) == [400]
+    endless = b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100_000
+    assert answers_in(exchange(server, endless)) == [400]
 
 
 def test_requests_share_a_connection_in_their_order(server: HttpServer) -> None:
@@ -280,15 +286,9 @@ def test_slow_clients_are_dropped() -> None:
     times = Times(idle=0.2, body=0.2, lingering=0.1)
     with serving(times=times) as (echo, server):
         for begun in (b"", b"GET / HTT", b"GET / HTTP/1.1\r\nHost: a\r\n"):
-            with connect(server) as connection:
-                connection.sendall(begun)
-                assert rest_of(connection) == b""
-        with connect(server) as connection:  # between two requests
-            connection.sendall(HEALTH)
-            assert answers_in(rest_of(connection)) == [200]
-        with connect(server) as connection:
-            connection.sendall(POST + b"Content-Length: 10\r\n\r\n12345")
-            assert answers_in(rest_of(connection)) == [408]
+            assert exchange(server, begun) == b""
+        assert answers_in(exchange(server, HEALTH)) == [200]  # between two requests
+        assert answers_in(exchange(server, POST + b"Content-Length: 10\r\n\r\n12345")) == [408]
         assert echo.bodies == []
         until(lambda: not server._server.connections)
 
@@ -307,9 +307,7 @@ def test_a_new_connection_takes_the_place_of_an_idle_one() -> None:
         busy.sendall(b"POST /wait HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx")
         until(lambda: len(server._busy) == 1)
         idle = [stack.enter_context(connect(server)) for _ in range(40)]
-        with connect(server) as connection:
-            connection.sendall(HEALTH)
-            assert answer_of(connection) == (200, b"/healthz")
+        assert ask(server, HEALTH) == (200, b"/healthz")
         assert len(server._server.connections) <= 4
         assert rest_of(idle[0]) == b""
         echo.may_go.set()
@@ -344,9 +342,7 @@ def test_no_descriptor_left_drops_an_idle_connection_without_a_spin(monkeypatch:
             until(lambda: len(calls) == 3)
             assert rest_of(idle) == b""
             assert rest_of(first) == b""
-        with connect(server) as second:
-            second.sendall(HEALTH)
-            assert answer_of(second) == (200, b"/healthz")
+        assert ask(server, HEALTH) == (200, b"/healthz")
         assert len(calls) == 4
 
 
@@ -412,9 +408,7 @@ def test_hostile_bytes_get_no_more_answers_than_requests() -> None:
         codes = answers_in(data)
         assert len(_good(data)) <= wanted, (stream, data)
         assert 400 not in codes[:-1]  # it is a connection's last
-        with connect(server) as connection:
-            connection.sendall(HEALTH)
-            assert answer_of(connection) == (200, b"/healthz")
+        assert ask(server, HEALTH) == (200, b"/healthz")
 
     with serving(times=times) as (_, server):
         check()
@@ -472,9 +466,7 @@ def test_tls_waits_for_no_slow_handshake(certificate: tuple[Path, Path]) -> None
         contextlib.ExitStack() as stack,
     ):
         silent = [stack.enter_context(connect(server)) for _ in range(20)]
-        with connect(server) as plain:  # no client of TLS
-            plain.sendall(HEALTH)
-            assert b"200 OK" not in rest_of(plain)
+        assert b"200 OK" not in exchange(server, HEALTH)  # no client of TLS
         with client.wrap_socket(connect(server), server_hostname="localhost") as connection:
             connection.sendall(HEALTH + HEALTH)
             assert answer_of(connection)[0] == 200
@@ -511,12 +503,8 @@ def test_a_token_is_asked_for_before_the_body_and_not_for_health() -> None:
     server.start()
     head = b"POST /v1/models/clicks:predict HTTP/1.1\r\nHost: a\r\nContent-Length: 60000000\r\n"
     for token in (b"", b"Authorization: Bearer \xff\r\n", b"Authorization: Bearer secre\r\n"):
-        with connect(server) as connection:
-            connection.sendall(head + token + b"\r\n")
-            assert answer_of(connection)[0] == 401
-    with connect(server) as connection:
-        connection.sendall(HEALTH)
-        assert answer_of(connection) == (200, b'{"status": "SERVING"}')
+        assert ask(server, head + token + b"\r\n")[0] == 401
+    assert ask(server, HEALTH) == (200, b'{"status": "SERVING"}')
     assert 'embedps_requests_total{api="rest",code="UNAUTHENTICATED"} 3' in api.metrics.text()
     server.stop(1)
 

@@ -31,10 +31,10 @@ from embedps.serving.server.item_search import ItemSearch
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.requests import Request
 from embedps.serving.server.top_k_format import TopKRequest
-from tests.builders import make_config
+from tests.builders import make_config, read_split
 from tests.models import planted_interactions
 from tests.processors import check_stock
-from tests.serving.builders import examples, split_of, tensors
+from tests.serving.builders import examples, tensors
 from tests.serving.server.builders import (
     Client,
     Replay,
@@ -77,18 +77,23 @@ def trained(
     return path
 
 
-def rows_of(directory: CheckpointDirectory, number: int) -> dict[int, np.ndarray]:
-    """The rows of the items' table at a manifest, by replaying its chain."""
-    rows: dict[int, np.ndarray] = {}
+def records_of(directory: CheckpointDirectory, number: int) -> dict[int, dict[str, Any]]:
+    """The records of the items' table at a manifest, by replaying its chain."""
+    records: dict[int, dict[str, Any]] = {}
     for save in directory.read(number).chain:
         for entry in save.files:
             for batch in RowFile(directory.file(entry)).batches():
                 for record in batch.to_pylist():
                     if record["table"] == "item":
-                        rows[record["id"]] = np.array(record["embedding"], np.float32)
+                        records[record["id"]] = record
                         if record["removed"]:
-                            del rows[record["id"]]
-    return rows
+                            del records[record["id"]]
+    return records
+
+
+def rows_of(directory: CheckpointDirectory, number: int) -> dict[int, np.ndarray]:
+    found = records_of(directory, number).items()
+    return {item: np.array(record["embedding"], np.float32) for item, record in found}
 
 
 def products(queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
@@ -104,7 +109,7 @@ class Exact:
     """Ranks the items of a manifest by plain sums and sorting."""
 
     def __init__(self, model_dir: Path, number: int, dataset: Dataset, folder: Path) -> None:
-        table = split_of(dataset).slice(0, QUERIES)
+        table = read_split(dataset).slice(0, QUERIES)
         model = embedps.load(model_dir, number=number)
         model.export_items(folder / "items.parquet")
         ids, vectors = read_items(folder / "items.parquet")
@@ -136,7 +141,7 @@ def ask(client: Client, given: dict[str, np.ndarray], **spec: Any) -> tuple[int,
 
 
 def queries_of(dataset: Dataset) -> dict[str, np.ndarray]:
-    return tensors(split_of(dataset).slice(0, QUERIES), ["user", "history"])
+    return tensors(read_split(dataset).slice(0, QUERIES), ["user", "history"])
 
 
 def ints(*values: int) -> np.ndarray:
@@ -180,7 +185,7 @@ def test_each_answer_is_the_exact_search_of_its_manifest(
         client.close()
 
     with serving(replay.directory, dataset) as (api, model, addresses):
-        client = Client(addresses.grpc)
+        client = addresses.client
         thread = threading.Thread(target=ask_on, args=(addresses.grpc,))
         thread.start()
         until(lambda: answers)
@@ -200,7 +205,6 @@ def test_each_answer_is_the_exact_search_of_its_manifest(
         thread.join()
         assert model.refusal is None
         assert f'embedps_items{{model="clicks"}} {model.standing.items}' in api.metrics.text()
-        client.close()
     assert {version for version, *_ in answers} >= {replay.numbers[0], replay.numbers[-1]}
     for version, ids, scores in answers:
         check((ids, scores), exact[version], range(QUERIES), 7)
@@ -217,14 +221,14 @@ def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
     number = directory.numbers()[-1]
     recommender = read_run(trained).recommender(dataset)
     done = export_model(recommender, dataset, directory, tmp_path / "out", number, top_k=9)
-    asked = split_of(dataset).slice(0, QUERIES)
+    asked = read_split(dataset).slice(0, QUERIES)
     query = queries_of(dataset)
     given = query | tensors(asked, ["seen"])
     exported = tf.saved_model.load(str(done.path)).signatures
     want = exported["top_k"](**{name: tf.constant(array) for name, array in given.items()})
     ranking = Ranking(items="dataset", top_k=9)
     with serving(directory, dataset, ranking=ranking) as (api, model, addresses):
-        client = Client(addresses.grpc)
+        client = addresses.client
         version, ids, scores = ask(client, given)
         assert version == number
         assert model.standing.items == len(Corpus.of(dataset, "item").ids)
@@ -248,7 +252,6 @@ def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
             )
             np.testing.assert_array_equal(found_ids, want["ids"])
             check_stock(found_scores, want["scores"])
-        client.close()
 
 
 @ON_ROWS
@@ -256,7 +259,7 @@ def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> N
     directory = CheckpointDirectory(trained)
     exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
     given, left = queries_of(dataset), len(exact.ids)
-    seen = split_of(dataset)["seen"].slice(0, QUERIES).to_pylist()
+    seen = read_split(dataset)["seen"].slice(0, QUERIES).to_pylist()
     every = exact.all_ids.tolist()
     best = exact.best(0, 3)[0].tolist()
 
@@ -264,7 +267,7 @@ def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> N
         return {name: ints(*ids), f"{name}_lengths": ints(len(ids))}
 
     with serving(directory, dataset) as (_, _, addresses):
-        client = Client(addresses.grpc)
+        client = addresses.client
 
         def compare(k: int, more: dict[str, np.ndarray], **filters: Any) -> Any:
             found = ask(client, given | {"k": ints(k)} | more)[1:]
@@ -272,7 +275,7 @@ def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> N
             return found
 
         rows = range(QUERIES)
-        of_rows = tensors(split_of(dataset).slice(0, QUERIES), ["seen"])
+        of_rows = tensors(read_split(dataset).slice(0, QUERIES), ["seen"])
         compare(20, of_rows, seen=seen)
         compare(left + 30, {})
         ids, scores = compare(5, of_all("seen", *every), seen=[every for _ in rows])
@@ -297,7 +300,6 @@ def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> N
             with pytest.raises(grpc.RpcError, match=said) as refused:
                 ask(client, given | wrong)
             assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        client.close()
 
 
 @ON_ROWS
@@ -309,9 +311,8 @@ def test_a_large_request_is_ranked_in_parts(
     exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
     given = queries_of(dataset) | {"k": np.arange(1, QUERIES + 1)}
     with serving(directory, dataset, part_rows=16) as (api, _, addresses):
-        client = Client(addresses.grpc)
+        client = addresses.client
         check_each_k(ask(client, given)[1:], exact)
-        client.close()
         assert 'embedps_batch_rows_count{model="clicks"} 3.0' in api.metrics.text()
 
 
@@ -321,7 +322,7 @@ def test_rest_gives_items_by_row_and_by_column(
 ) -> None:
     directory = CheckpointDirectory(trained)
     exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
-    records = split_of(dataset).slice(0, 2).select(["user", "history"]).to_pylist()
+    records = read_split(dataset).slice(0, 2).select(["user", "history"]).to_pylist()
     with serving(directory, dataset) as (api, _, addresses):
 
         def post(body: Any) -> Any:
@@ -373,7 +374,7 @@ def test_an_ivf_finds_what_changed_since_it_was_built(
     first, *others = replay.numbers
     replay.commit(first)
     with serving(replay.directory, dataset, ranking=ranking) as (api, model, addresses):
-        client = Client(addresses.grpc)
+        client = addresses.client
         said = capsys.readouterr().out
         assert re.search(r"IVF of \d+ items: 1\d lists, \d+ probes, recall 1.0000 of", said)
         assert 'embedps_item_recall{model="clicks"} 1' in api.metrics.text()
@@ -383,9 +384,9 @@ def test_an_ivf_finds_what_changed_since_it_was_built(
         # The queries are of the sample for which the recall is 1.
         exact = Exact(trained, first, dataset, tmp_path)
         check(ask(client, given)[1:], exact, range(QUERIES), k)
-        seen = tensors(split_of(dataset).slice(0, QUERIES), ["seen"])
+        seen = tensors(read_split(dataset).slice(0, QUERIES), ["seen"])
         found = ask(client, given | seen | {"k": ints(50)})[1:]
-        want = split_of(dataset)["seen"].slice(0, QUERIES).to_pylist()
+        want = read_split(dataset)["seen"].slice(0, QUERIES).to_pylist()
         assert [
             len(np.intersect1d(ids, each)) for ids, each in zip(found[0], want, strict=True)
         ] == [0] * QUERIES
@@ -417,7 +418,6 @@ def test_an_ivf_finds_what_changed_since_it_was_built(
                 of_ids = np.searchsorted(exact.ids, ids[row])
                 np.testing.assert_array_equal(exact.ids[of_ids], ids[row])
                 np.testing.assert_array_equal(exact.scores[row, of_ids], scores[row])
-        client.close()
 
 
 def test_an_ivf_is_built_anew_beside_searches_once_much_has_changed() -> None:
@@ -478,15 +478,8 @@ def test_without_faiss_all_items_are_compared_and_a_line_says_so(
 
 def most_updated(directory: CheckpointDirectory, number: int) -> list[int]:
     """The items by the updates that the files count; of equal ones the smaller id first."""
-    updates: dict[int, int] = {}
-    for save in directory.read(number).chain:
-        for entry in save.files:
-            for batch in RowFile(directory.file(entry)).batches():
-                for record in batch.to_pylist():
-                    if record["table"] == "item":
-                        updates[record["id"]] = record["frequency"]
-                        if record["removed"]:
-                            del updates[record["id"]]
+    found = records_of(directory, number).items()
+    updates = {item: record["frequency"] for item, record in found}
     return sorted(updates, key=lambda item: (-updates[item], item))
 
 
@@ -529,7 +522,7 @@ def test_an_unknown_query_is_told_and_gets_what_the_server_chose(
     popular = most_updated(directory, number)
     stranger = {"user": 10**15, "history": [], "k": 3, "seen": popular[1:2]}
     missing = stranger | {"user": None}
-    (known,) = split_of(dataset).slice(0, 1).select(["user", "history"]).to_pylist()
+    (known,) = read_split(dataset).slice(0, 1).select(["user", "history"]).to_pylist()
     known |= {"k": 3, "seen": []}
     with serving(directory, dataset, ranking=Ranking(unknown_query=choice)) as (_, _, addresses):
 

@@ -19,8 +19,8 @@ from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.requests import concatenate, split
-from tests.builders import MIXED, make_trainer, write_dataset
-from tests.serving.builders import split_of, tensors
+from tests.builders import COLUMNS, MIXED, make_trainer, read_split, write_dataset
+from tests.serving.builders import tensors
 from tests.serving.server.builders import (
     Client,
     Replay,
@@ -31,15 +31,13 @@ from tests.serving.server.builders import (
     until,
 )
 
-COLUMNS = ("I1", "I2", "C1", "C2", "C3")
-
 
 @pytest.mark.slow
 def test_each_answer_is_the_evaluators_of_the_manifest_it_names(
     trained: Path, replay: Replay, dataset: Dataset, tmp_path: Path
 ) -> None:
-    table = split_of(dataset)
-    whole = tensors(table, COLUMNS)
+    table = read_split(dataset)
+    whole = tensors(table)
     answers: list[tuple[int, int, int, np.ndarray]] = []
     replay.commit(replay.numbers[0])
     ended = threading.Event()
@@ -92,9 +90,9 @@ def test_a_damaged_delta_leaves_the_manifest_before_it(
 ) -> None:
     first, second = replay.numbers[:2]
     replay.commit(first)
-    part = {name: array[:5] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+    part = tensors(read_split(dataset).slice(0, 5))
     with serving(replay.directory, dataset) as (api, model, addresses):
-        client = Client(addresses.grpc)
+        client = addresses.client
         before = score_of(client.predict(predict_request(part)))
         entry = replay.source.read(second).chain[-1].files[0]
         damaged = replay.directory.file(entry)
@@ -118,9 +116,8 @@ def test_a_damaged_delta_leaves_the_manifest_before_it(
         with pytest.raises(grpc.RpcError, match=f"served as version {replay.numbers[2]}"):
             client.predict(predict_request(part, version=first))
         expected = embedps.load(trained, number=replay.numbers[2])
-        want = expected.predict(split_of(dataset).slice(0, 5))["score"]
+        want = expected.predict(read_split(dataset).slice(0, 5))["score"]
         np.testing.assert_array_equal(score_of(client.predict(predict_request(part))), want)
-        client.close()
 
 
 def test_a_new_history_is_loaded_beside_what_is_served(
@@ -128,10 +125,10 @@ def test_a_new_history_is_loaded_beside_what_is_served(
 ) -> None:
     first, last = replay.numbers[0], replay.numbers[-1]
     replay.commit(last)
-    table = split_of(dataset)
-    whole = tensors(table, COLUMNS)
+    table = read_split(dataset)
+    whole = tensors(table)
     with serving(replay.directory, dataset) as (_, model, addresses):
-        client = Client(addresses.grpc)
+        client = addresses.client
         served = model.model
         other = dataclasses.replace(
             replay.source.read(first), number=last + 5, history="0123456789abcdef"
@@ -145,7 +142,6 @@ def test_a_new_history_is_loaded_beside_what_is_served(
         found = score_of(client.predict(predict_request(whole)))
         want = embedps.load(trained, number=first).predict(table)["score"]
         np.testing.assert_array_equal(found, want)
-        client.close()
 
 
 def test_a_broken_way_is_left_for_a_newer_base(
@@ -153,7 +149,7 @@ def test_a_broken_way_is_left_for_a_newer_base(
 ) -> None:
     first, second, last = replay.numbers[0], replay.numbers[1], replay.numbers[-1]
     replay.commit(first)
-    part = {name: array[:5] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+    part = tensors(read_split(dataset).slice(0, 5))
     with serving(replay.directory, dataset) as (_, model, addresses):
         replay.directory.file(replay.source.read(second).chain[-1].files[0]).unlink()
         replay.commit(second)
@@ -163,12 +159,11 @@ def test_a_broken_way_is_left_for_a_newer_base(
             replay.commit(last)
             until(lambda: model.standing.number == last)
             assert model.refusal is None
-        client = Client(addresses.grpc)
+        client = addresses.client
         found = client.predict(predict_request(part))
         number = found.model_spec.version.value
-        want = embedps.load(trained, number=number).predict(split_of(dataset).slice(0, 5))
+        want = embedps.load(trained, number=number).predict(read_split(dataset).slice(0, 5))
         np.testing.assert_array_equal(score_of(found), want["score"])
-        client.close()
 
 
 def test_a_pinned_manifest_stays(replay: Replay, dataset: Dataset) -> None:
@@ -176,11 +171,10 @@ def test_a_pinned_manifest_stays(replay: Replay, dataset: Dataset) -> None:
     for number in (first, second):
         replay.commit(number)
     with serving(replay.directory, dataset, number=first) as (_, model, addresses):
-        client = Client(addresses.grpc)
-        part = {name: array[:5] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+        client = addresses.client
+        part = tensors(read_split(dataset).slice(0, 5))
         assert client.predict(predict_request(part)).model_spec.version.value == first
         assert model._thread is None
-        client.close()
     with serving(replay.directory, dataset, follows=False) as (_, model, _):
         assert model.standing.number == second
         assert model._thread is None
@@ -188,11 +182,11 @@ def test_a_pinned_manifest_stays(replay: Replay, dataset: Dataset) -> None:
 
 def test_fuzzed_requests_are_refused_and_the_server_lives(replay: Replay, dataset: Dataset) -> None:
     replay.commit(replay.numbers[0])
-    part = {name: array[:3] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+    part = tensors(read_split(dataset).slice(0, 3))
     good = predict_request(part).SerializeToString()
     rng = random.Random(5)
     with serving(replay.directory, dataset) as (_, _, addresses):
-        client = Client(addresses.grpc)
+        client = addresses.client
         codes = set()
         for _ in range(1000):
             data = bytearray(good)
@@ -208,7 +202,6 @@ def test_fuzzed_requests_are_refused_and_the_server_lives(replay: Replay, datase
         assert codes <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}
         assert "INVALID_ARGUMENT" in codes
         assert client.predict(good).model_spec.version.value == replay.numbers[0]
-        client.close()
 
 
 def test_lists_are_scored(tmp_path: Path) -> None:
@@ -217,7 +210,7 @@ def test_lists_are_scored(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path / "m")
     manifest = directory.read(directory.numbers()[-1])
     live = LiveModel(MIXED, dataset, directory, manifest)
-    table = split_of(dataset).slice(0, 300)
+    table = read_split(dataset).slice(0, 300)
     loaded = embedps.load(tmp_path / "m", recommender=MIXED, data=dataset.directory)
     requests = [
         live.format.request(tensors(table.slice(first, rows), (*COLUMNS, "tags", "row")))
@@ -237,13 +230,12 @@ def test_the_parts_of_a_request_have_the_bits_of_the_whole(
 ) -> None:
     number = replay.numbers[0]
     replay.commit(number)
-    table = split_of(dataset)
-    request = predict_request(tensors(table, COLUMNS))
+    table = read_split(dataset)
+    request = predict_request(tensors(table))
     wanted = embedps.load(trained, number=number).predict(table)["score"]
     for part_rows in (100, table.num_rows):
         with serving(replay.directory, dataset, part_rows=part_rows) as (api, _, addresses):
-            client = Client(addresses.grpc)
+            client = addresses.client
             np.testing.assert_array_equal(score_of(client.predict(request)), wanted)
-            client.close()
             batches = -(-table.num_rows // part_rows)
             assert f'embedps_batch_rows_count{{model="clicks"}} {batches}.0' in api.metrics.text()

@@ -19,11 +19,9 @@ from embedps.features.transforms import Transforms
 from embedps.serving.export_model import export_model
 from embedps.serving.server import messages
 from tests.builders import latest, make_config
-from tests.pipelines.shop import load as load_table
-from tests.pipelines.shop import make
+from tests.pipelines.shop import RAW_NAMES, as_texts, make_raw, make_records
 from tests.processors import check_stock
-from tests.serving.builders import examples
-from tests.serving.raw_values import SCHEMA, make_records, request_of, write_csv
+from tests.serving.builders import examples, raw_request
 from tests.serving.server.builders import Client, ask_rest, predict_request, score_of, serving
 from tests.serving.warm_up_replay import replay
 from tools.fuzz_seeds import SEEDS
@@ -31,9 +29,7 @@ from tools.fuzz_seeds import SEEDS
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    directory = tmp_path_factory.mktemp("raw")
-    table = load_table(directory, SCHEMA)
-    return make(table, write_csv(directory / "log.csv", make_records(600)), directory / "set")
+    return make_raw(tmp_path_factory.mktemp("raw"))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +66,7 @@ def test_signatures_are_those_of_the_export(
     export = tf.saved_model.load(str(exported.path))
     assert replay(exported.path) == dict.fromkeys(export.signatures, 2)
     records = make_records(40)
-    features = transforms.apply(pa.RecordBatch.from_pylist(records))
+    features = transforms.apply(as_texts(records, RAW_NAMES))
     want = loaded.predict(features)["score"]
     with serving(directory, dataset, transforms=transforms) as (api, _, addresses):
         # The same names, dtypes and shapes.
@@ -84,14 +80,14 @@ def test_signatures_are_those_of_the_export(
                     n: s.dtype.as_datatype_enum for n, s in specs.items()
                 }
                 assert all([d.size for d in t.tensor_shape.dim] == [-1] for t in given.values())
-        client = Client(addresses.grpc)
+        client = addresses.client
         # tf.Examples; what is missing is left out.
         serialized = examples(pa.Table.from_batches([features]), loaded.columns)
         response = client.predict(predict_request(serialized, signature="examples"))
         assert response.model_spec.signature_name == "examples"
         np.testing.assert_array_equal(score_of(response), want)
         # Raw values: the export's bits; one row counts for all.
-        given = request_of(records)
+        given = raw_request(records)
         response = client.predict(predict_request(given, signature="raw"))
         bits = export.signatures["raw"](**{n: tf.constant(v) for n, v in given.items()})["score"]
         check_stock(score_of(response), bits)
@@ -118,7 +114,6 @@ def test_signatures_are_those_of_the_export(
         # The least of an unknown field is skipped.
         data = predict_request(given, signature="raw").SerializeToString() + b"\xf8\x07\x01"
         assert messages.PredictRequest.FromString(data).inputs
-        client.close()
 
 
 def check_rest(

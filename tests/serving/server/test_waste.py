@@ -13,8 +13,9 @@ import pytest
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.serving.server.waste import Waste
-from tests.serving.builders import split_of, tensors
-from tests.serving.server.builders import Client, predict_request, serving, until
+from tests.builders import read_split
+from tests.serving.builders import tensors
+from tests.serving.server.builders import predict_request, serving, until
 
 MIB = 1 << 20
 
@@ -56,17 +57,17 @@ def test_only_what_is_no_column_counts(
     paid = list[int]()
     monkeypatch.setattr(Waste, "pay", lambda _, count, *, timeout: paid.append(count))
     columns = ("I1", "I2", "C1", "C2", "C3")
-    request = predict_request(tensors(split_of(dataset), columns))
+    request = predict_request(tensors(read_split(dataset), columns))
     good = request.SerializeToString()
     padded = good + b"\x7a\x80\x80\x80\x01" + bytes(2 * MIB)  # of field 15
-    for name, array in tensors(split_of(dataset), columns).items():
+    for name, array in tensors(read_split(dataset), columns).items():
         request.inputs[name].Clear()
         request.inputs[name].dtype = 9 if array.dtype == np.int64 else 1
         request.inputs[name].tensor_shape.dim.add(size=len(array))
         values = request.inputs[name].int64_val if array.dtype == np.int64 else None
         (request.inputs[name].float_val if values is None else values).extend(array.tolist())
     with serving(CheckpointDirectory(trained), dataset) as (_, _, addresses):
-        client = Client(addresses.grpc)
+        client = addresses.client
         client.predict(good)
         client.predict(request)
         assert max(paid) <= 0
@@ -75,5 +76,4 @@ def test_only_what_is_no_column_counts(
         with pytest.raises(grpc.RpcError, match="no model is named"):
             client.predict(predict_request({}, name="other"))
         assert 0 < paid[-1] < 100
-        client.close()
     assert len(paid) == 4

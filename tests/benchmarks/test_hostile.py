@@ -82,7 +82,8 @@ def test_an_unknown_attack_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 def test_an_attack_on_a_server_and_one_by_a_file_are_reported(tmp_path: Path) -> None:
     output = tmp_path / "hostile.json"
     read = {"said": "counted", "cpu_secs": 1.0, "peak_bytes": 1, "ended_with": 0}
-    before = {"sent_bytes": 8, "hostile": read, "ratios": {"cpu": 1.0, "peak": 1.0}}
+    ratios = {"cpu": 1.0, "peak": 1.0}
+    before = {"sent_bytes": 8, "hostile": read, "ratios": ratios, "commit": "4241986"}
     output.write_text(json.dumps({"results": {"counters": before}}))
     attacks = "--only=rest_smuggling,manifest_name"
     flags = ["--quick", "--tables=2", "--secs=1", "--limit-secs=15", "--add", f"--output={output}"]

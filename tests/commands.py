@@ -37,23 +37,22 @@ def start(module: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
 
 def run_program(
     *arguments: str | Path,
-    fresh: bool = False,
     given: str | None = None,
     timeout_secs: float | None = None,
     **more: str,
 ) -> str:
-    """Runs a Python program, which must end well, in a process of its own; returns its output.
+    """Runs a Python program, which must end well, as a fork; gives it input, returns its output.
 
-    What connects to a cluster needs one: TensorFlow never leaves it. A `fresh` one has imported
-    nothing yet. Its input is what is `given`.
+    What connects to a cluster needs one: TensorFlow never leaves it.
     """
-    command = [*map(str, arguments)]
-    options: dict[str, Any] = {"cwd": ROOT, "env": environment(**more), "capture_output": True}
-    options |= {"input": given, "timeout": timeout_secs}
-    if fresh:
-        done = subprocess.run([sys.executable, *command], text=True, check=False, **options)
-    else:
-        done = forked.run(command, **options)
+    done = forked.run(
+        [*map(str, arguments)],
+        cwd=ROOT,
+        env=environment(**more),
+        capture_output=True,
+        input=given,
+        timeout=timeout_secs,
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
     return done.stdout
 

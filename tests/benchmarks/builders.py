@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import workload
-from tests.commands import run_program
+from tests.commands import run
 
 TINY = dataclasses.replace(
     workload.W1, cardinalities=(3, 1000), dim=4, bottom_mlp=(8, 4), top_mlp=(8, 1)
@@ -16,7 +16,7 @@ TINY = dataclasses.replace(
 def run_benchmark(name: str, *flags: str, output: Path) -> dict[str, Any]:
     """Runs a benchmark as its command; returns its result."""
     command = ("-m", f"benchmarks.{name}", *flags, f"--output={output}")
-    run_program(*command, fresh=True, timeout_secs=560)
+    run(*command, timeout=560)
     result = json.loads(output.read_text())
     assert isinstance(result, dict)
     return result

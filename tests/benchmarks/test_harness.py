@@ -12,7 +12,7 @@ from benchmarks.layout import Table, figures, means, spread
 from embedps.config_fields import option
 from embedps.errors import UsageError
 from tests.builders import ROOT
-from tests.commands import run_program
+from tests.commands import run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,4 +162,4 @@ def test_each_declared_program_has_its_modules_name():
     code += "    assert benchmark.name == name\n"
     code += "    assert f'python -m benchmarks.{name}' in benchmark.about, name\n"
     code += "    try:\n        benchmark.run(['--help'])\n    except SystemExit:\n        pass\n"
-    assert run_program("-c", code, fresh=True).count("--output FILE") >= len(PROGRAMS)
+    assert run("-c", code).stdout.count("--output FILE") >= len(PROGRAMS)

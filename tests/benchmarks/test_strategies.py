@@ -82,8 +82,8 @@ def test_a_short_run_goes_on_where_it_ended(tmp_path):
     output = tmp_path / "strategies.json"
 
     def run(*more):
-        flags = ("--rows=60000", "--workers=2", "--seeds=1", "--sample-epochs=0")
-        flags += ("--paced-rows=8192", "--total-batch=1024", "--batch-size=512")
+        flags = ["--rows=60000", "--workers=2", "--seeds=1", "--sample-epochs=0"]
+        flags += ["--paced-rows=8192", "--total-batch=1024", "--batch-size=512"]
         work = f"--work={tmp_path / 'work'}"
         return run_benchmark("strategies", *flags, work, *more, output=output)
 

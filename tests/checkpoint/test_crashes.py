@@ -21,7 +21,7 @@ from embedps.checkpoint.tools.verify import verify
 from embedps.storage import file_io
 from tests.checkpoint.builders import GROUP, CheckpointRun, Record
 from tests.checkpoint.readers import newest_of, read_chain
-from tests.commands import run_program
+from tests.commands import run
 
 Rows = dict[tuple[str, int], float]
 
@@ -121,8 +121,8 @@ def test_every_state_after_160_kills_of_a_python_writer_is_a_committed_one(tmp_p
 def test_every_state_after_90_kills_of_a_saver_is_a_committed_one(tmp_path):
     """Rows with their slots and steps, the network and the ledger: of one save, and no other."""
     program = ("-m", "tests.checkpoint.crash_program", tmp_path, "90")
-    shown = run_program(*program, fresh=True, timeout_secs=560, CUDA_VISIBLE_DEVICES="-1")
-    found = json.loads(shown.splitlines()[-1])
+    done = run(*program, timeout=560, CUDA_VISIBLE_DEVICES="-1")
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found["killed"] == 90
     assert found["steps"] > 20  # of the kernels, each the last of a process once
     assert found["rows"] > 0

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from tests.commands import run_program
+from tests import commands
 
 SIZES = (150_000, 450_000)  # 42 MB and 126 MB of rows
 
 
 def run(*arguments: str) -> str:
     program = ("-m", "tests.checkpoint.memory_program", *arguments)
-    return run_program(*program, fresh=True, timeout_secs=200)
+    return commands.run(*program).stdout
 
 
 @pytest.mark.slow

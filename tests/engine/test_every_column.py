@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -24,7 +23,7 @@ from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import DatasetError, UsageError
 from embedps.models import dlrm
-from tests.builders import SumModel, dataset_fixture, make_trainer
+from tests.builders import SumModel, dataset_fixture, make_trainer, read_split
 from tests.commands import run_program
 from tests.every_column import EveryColumn, plain_losses, write_dataset
 
@@ -33,10 +32,6 @@ COLUMNS = ("stars", "seconds", "weight", "I1", "user", "time", "item", "tags", "
 
 
 dataset = dataset_fixture(write_dataset)
-
-
-def table_of(dataset: Dataset, split: str = "eval") -> pa.Table:
-    return pa.concat_tables(pq.read_table(path) for path in dataset.paths(split))
 
 
 def test_loss_of_a_training_step_equals_a_plain_computation(dataset: Dataset) -> None:
@@ -48,7 +43,7 @@ def test_loss_of_a_training_step_equals_a_plain_computation(dataset: Dataset) ->
     activations = {n: tf.constant(rng.normal(size=[100, 4]), tf.float32) for n in ("item", "tags")}
     predicted = step.outputs(batch.columns, activations)
     expected = plain_losses(
-        table_of(dataset, "train").slice(0, 100), {n: v.numpy() for n, v in predicted.items()}
+        read_split(dataset, "train").slice(0, 100), {n: v.numpy() for n, v in predicted.items()}
     )
     for training in (True, False):
         loss = step.loss(batch.columns, activations, training=training)
@@ -73,7 +68,7 @@ def check_run(dataset: Dataset, model_dir: Path, cluster: Cluster | None = None)
     model = embedps.load(
         model_dir, recommender=embedps.Recommender(build=EveryColumn), data=dataset.directory
     )
-    table = table_of(dataset)
+    table = read_split(dataset)
     features = table.drop_columns(["stars", "seconds", "bought", "weight", "request"])
     predicted = model.predict(features)
     expected = plain_losses(table, predicted)
@@ -175,7 +170,7 @@ def test_a_compiled_model_of_several_labels_gets_them_by_name_and_the_weights(
     model = embedps.load(
         tmp_path, recommender=embedps.Recommender(build=build), data=dataset.directory
     )
-    table = table_of(dataset)
+    table = read_split(dataset)
     found = model.predict(table.select(["item", "user", "I1"]))
     expected = plain_losses(table, found)
     total = expected["stars"] + 0.1 * expected["seconds"]
@@ -237,7 +232,7 @@ def test_predictions_need_the_columns_that_the_call_depends_on(
     make_trainer(dataset, tmp_path, recommender=recommender).fit()
     model = embedps.load(tmp_path, recommender=recommender, data=dataset.directory)
     names = ["I1", "user", "request", "time", "item", "tags", "vector"]
-    table = table_of(dataset).select(names).slice(0, 20)
+    table = read_split(dataset).select(names).slice(0, 20)
     found = model.predict(table)
     assert found["request"].tolist() == table["request"].to_pylist()
     listed = {n: [[v] for v in table[n].to_pylist()] for n in ("I1", "user", "item")}
@@ -280,7 +275,7 @@ def test_a_model_without_call_cannot_predict(tmp_path: Path, dataset: Dataset) -
     with pytest.raises(
         UsageError, match=r"Silent predicts nothing: give it call\(self, features\)"
     ):
-        model.predict(table_of(dataset))
+        model.predict(read_split(dataset))
 
 
 # ---- user errors -------------------------------------------------------------------------------
@@ -380,7 +375,7 @@ def test_a_label_outside_its_task_is_one_line(
 
 def test_read_gives_several_targets_and_the_weights(dataset: Dataset) -> None:
     (found, targets, weights), *_ = embedps.read(dataset, "eval", batch_size=50)
-    table = table_of(dataset).slice(0, 50)
+    table = read_split(dataset).slice(0, 50)
     assert {*targets} == {"stars", "seconds", "bought"}
     assert {*found} == {NUMERICS, "I1", "user", "request", "time", "item", "tags", "vector"}
     np.testing.assert_array_equal(targets["stars"], table["stars"].to_numpy())

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.commands import run_program
+from tests.commands import run
 
 NUM_ROWS = 5000
 
@@ -22,8 +22,7 @@ def test_scheduled_units_are_read_by_the_worker_and_leave_no_reader(tmp_path):
     ranges = [(first, min(900, NUM_ROWS - first)) for first in range(0, NUM_ROWS, 900)]
 
     program = ("-m", "tests.kernels.unit_reader_cluster", file, json.dumps(ranges))
-    shown = run_program(*program, fresh=True, timeout_secs=120)
-    found = json.loads(shown.splitlines()[-1])
+    found = json.loads(run(*program, timeout=120).stdout.splitlines()[-1])
 
     some = [rows[first : first + num] for first, num in ranges]
     assert found["totals"] == [int(x.sum() + (x * (x % 3)).sum()) for x in some]

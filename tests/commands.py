@@ -35,6 +35,33 @@ def start(module: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
     )
 
 
+def run(
+    *arguments: object,
+    code: int = 0,
+    cwd: Path = ROOT,
+    given: str | None = None,
+    timeout: float | None = 200,
+    python: str | Path = sys.executable,
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a fresh interpreter of Python to its end, which must be with this code.
+
+    Its input is what is `given`.
+    """
+    done = subprocess.run(
+        [python, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**more),
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr[-4000:]}"
+    return done
+
+
 def run_program(
     *arguments: str | Path,
     given: str | None = None,
@@ -64,28 +91,6 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
     if code == 0:
         assert [x for x in err.splitlines() if not x.startswith("embedps: building ")] == []
     return out
-
-
-def run(
-    *arguments: object,
-    code: int = 0,
-    cwd: Path = ROOT,
-    timeout: float | None = 200,
-    python: str | Path = sys.executable,
-    **more: str,
-) -> subprocess.CompletedProcess[str]:
-    """Runs a fresh interpreter of Python to its end, which must be with this code."""
-    done = subprocess.run(
-        [python, *map(str, arguments)],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    return done
 
 
 def train(dataset: Dataset, model_dir: Path, *more: str, **env: str) -> subprocess.Popen[str]:

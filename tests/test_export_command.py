@@ -16,14 +16,18 @@ from embedps import export
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from tests import commands
-from tests.builders import COLUMNS, TINY_DLRM, latest, make_config, read_split, write_dataset
+from tests.builders import (
+    COLUMNS,
+    TINY_DLRM,
+    dataset_fixture,
+    latest,
+    make_config,
+    read_split,
+)
 from tests.processors import check_stock
 from tests.serving.builders import ask, evaluated, examples, tensors
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(4500,))
+dataset = dataset_fixture(evaluation=(4500,))
 
 
 @pytest.fixture(scope="module")

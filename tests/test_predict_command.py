@@ -24,16 +24,11 @@ from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.features.transforms import Transforms
 from tests import commands
-from tests.builders import ROOT, TINY_DLRM, make_config, read_split, write_dataset
+from tests.builders import ROOT, TINY_DLRM, dataset_fixture, make_config, read_split
 from tests.pipelines.shop import NAMES, as_texts, make, make_records, write_csv
 from tests.pipelines.shop import load as shop
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(
-        tmp_path_factory.mktemp("data") / "set", train=(700, 300, 1), evaluation=(500, 0, 250)
-    )
+dataset = dataset_fixture(train=(700, 300, 1), evaluation=(500, 0, 250))
 
 
 @pytest.fixture(scope="module")

@@ -21,17 +21,22 @@ from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.models import two_tower
 from embedps.serving.server import messages
-from tests.builders import COLUMNS, ROOT, TINY_DLRM, latest, make_config, read_split, write_dataset
+from tests.builders import (
+    COLUMNS,
+    ROOT,
+    TINY_DLRM,
+    dataset_fixture,
+    latest,
+    make_config,
+    read_split,
+)
 from tests.commands import finish, read_until, run, start
 from tests.models import planted_interactions
 from tests.pages import blocks
 from tests.serving.builders import tensors
 from tests.serving.server.builders import Client, ask_rest, predict_request, score_of, serving
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 @pytest.fixture(scope="module")

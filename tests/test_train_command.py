@@ -13,7 +13,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.cluster.local_processes import _free_ports
 from embedps.data.dataset import Dataset
-from tests.builders import latest, read_tags, write_dataset
+from tests.builders import dataset_fixture, latest, read_tags, write_dataset
 from tests.commands import (
     SMALL,
     evaluations_of,
@@ -69,13 +69,7 @@ def make(config, dataset):
 '''
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(
-        tmp_path_factory.mktemp("data") / "set",
-        train=(3000, 2500, 501, 1),
-        evaluation=(1500, 700),
-    )
+dataset = dataset_fixture(train=(3000, 2500, 501, 1), evaluation=(1500, 700))
 
 
 @pytest.fixture(scope="module")

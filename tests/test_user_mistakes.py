@@ -27,16 +27,14 @@ from tests.builders import (
     ROOT,
     TINY_DLRM,
     TINY_DLRM_FLAGS,
+    dataset_fixture,
     latest,
     make_config,
     make_trainer,
     write_dataset,
 )
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 @pytest.fixture(scope="module")

@@ -14,23 +14,20 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.checkpoint.policies import Consecutive
 from embedps.checkpoint.tools.compact import compact
-from embedps.data.dataset import Dataset
 from embedps.errors import CorruptCheckpointError, DatasetError, DimMismatchError
 from embedps.evaluation.evaluator import Evaluation, Evaluator
 from embedps.metrics import ClickScores
 from embedps.run.summary import read_evaluations
 from embedps.tables import TableSpec
 from embedps.training.checkpoint_writer import CheckpointWriter
-from tests.builders import MIXED, latest, make_dlrm, make_trainer, write_dataset
+from tests.builders import MIXED, dataset_fixture, latest, make_dlrm, make_trainer, write_dataset
 from tests.commands import run
 from tests.tables.builders import ids, make_collection, train
 
 LEARN: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700, 433), whole=True)
+dataset = dataset_fixture(evaluation=(700, 433), whole=True)
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,18 @@ from embedps.data.dataset import Dataset
 from embedps.evaluation import example_scores
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.summary import read_evaluations
-from tests.builders import MIXED, TINY_DLRM, make_config, make_trainer, read_split, write_dataset
+from tests.builders import (
+    MIXED,
+    TINY_DLRM,
+    dataset_fixture,
+    make_config,
+    make_trainer,
+    read_split,
+    write_dataset,
+)
 from tests.disks import Disk
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700, 433))
+dataset = dataset_fixture(evaluation=(700, 433))
 
 
 @pytest.fixture(scope="module")

@@ -19,24 +19,23 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.summary import read_evaluations
-from tests import forked, two_tasks
+from tests import two_tasks
 from tests.builders import (
-    ROOT,
     SumModel,
+    dataset_fixture,
     latest,
     make_config,
     make_dlrm,
     make_trainer,
     write_dataset,
 )
+from tests.commands import run_program
 
 EVALUATION = (700, 433, 900)
 SAME = ("number", "step", "examples", "auc", "logloss", "normalized_entropy", "calibration")
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=EVALUATION, whole=True)
+dataset = dataset_fixture(evaluation=EVALUATION, whole=True)
 
 
 def sidecar_scores(dataset: Dataset, model_dir: Path) -> dict[str, Any]:
@@ -222,14 +221,8 @@ def test_every_example_counts_once_while_a_worker_is_killed(tmp_path, name):
     trainer.fit()
     alone = trainer._loop.scoring.inline.count(threading.Event())  # type: ignore[union-attr]
     assert alone is not None
-    done = forked.run(
-        ["-c", PROGRAM, str(dataset.directory), str(model_dir), name],
-        cwd=ROOT,
-        capture_output=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
+    shown = run_program("-c", PROGRAM, dataset.directory, model_dir, name, timeout_secs=240)
+    line = next(line for line in shown.splitlines() if line.startswith("found "))
     calm, found, killed = json.loads(line.removeprefix("found "))
     assert killed
     assert found == calm == digest(alone)

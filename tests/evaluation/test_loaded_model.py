@@ -15,6 +15,7 @@ from embedps.models import dlrm
 from tests.builders import (
     MIXED,
     TINY_DLRM,
+    dataset_fixture,
     latest,
     make_config,
     make_trainer,
@@ -28,9 +29,7 @@ def scores_of(totals):
     return {name: float(value) for name, value in found.items()}
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,13 @@ import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.errors import DimMismatchError, DirectoryInUseError, UsageError
-from tests.builders import latest, make_trainer, read_split, write_dataset
+from tests.builders import dataset_fixture, latest, make_trainer, read_split
 from tests.keras.models import MODELS, features
 
 READ: dict[str, Any] = {"batch_size": 64, "unit_rows": 256, "targets": False}
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 def build(name: str) -> tf.keras.Model:

@@ -14,12 +14,9 @@ import embedps
 from embedps.data.dataset import RAGGED_TYPE, Dataset
 from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.errors import DatasetError, UsageError
-from tests.builders import read_split, write_dataset
+from tests.builders import dataset_fixture, read_split, write_dataset
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(700, 333))
+dataset = dataset_fixture(train=(700, 333))
 
 
 def rows(batches: Any, name: str) -> np.ndarray:

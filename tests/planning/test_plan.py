@@ -37,8 +37,8 @@ from embedps.tables import SizeLimit, TableSpec
 from embedps.tables.byte_limits import limited_bytes, limited_row_bytes
 from embedps.training.trainer import Trainer
 from embedps.training.training_setup import TrainingSetup, set_up
-from tests import forked
-from tests.builders import MIXED, ROOT, TABLES, SumModel, write_dataset
+from tests.builders import MIXED, TABLES, SumModel, write_dataset
+from tests.commands import run_program
 
 MODEL = dlrm.Config(embedding_dim=8, bottom_mlp=(64, 32), top_mlp=(64,))
 WITHIN = 0.10
@@ -117,9 +117,7 @@ def test_rows_and_bytes_of_tables_are_those_of_a_run(folder, dataset, plan):
 @pytest.mark.skipif(shutil.which("ss") is None, reason="counts bytes of sockets by ss")
 def test_rows_bytes_and_messages_of_each_server_are_those_of_a_run(folder):
     # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
-    command = ["-m", "tests.planning.test_plan", str(folder)]
-    done = forked.run(command, cwd=ROOT, stderr=subprocess.PIPE)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program("-m", "tests.planning.test_plan", folder)
 
 
 def check_cluster(folder: Path) -> None:

@@ -18,7 +18,7 @@ from embedps.run.config import TrainConfig
 from embedps.run.model_module import find_model, is_built_in
 from embedps.run.run_config import RunConfig, read_run
 from tests import commands
-from tests.builders import ROOT, TINY_DLRM_FLAGS, write_dataset
+from tests.builders import ROOT, TINY_DLRM_FLAGS, dataset_fixture
 from tests.pipelines.shop import SHOP, load, make, make_records, write_csv
 
 RAISES = 'raise RuntimeError("this is a package of the user\'s")\n'
@@ -38,9 +38,7 @@ def make(config, dataset):
 """
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(200,))
+dataset = dataset_fixture(train=(600,), evaluation=(200,))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from embedps.errors import DirectoryInUseError, DirectoryTakenError, UsageError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.run_lock import RunLock
 from embedps.storage.file_lock import RUN_LOCK_NAME
-from tests.builders import ROOT, latest, make_dlrm, make_trainer, write_dataset
+from tests.builders import ROOT, dataset_fixture, latest, make_dlrm, make_trainer
 from tests.commands import checkpoint_command
 
 # Holds the lock, and a process of its own that outlives it.
@@ -35,9 +35,7 @@ time.sleep(60)
 """
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+dataset = dataset_fixture()
 
 
 def test_second_run_is_told_who_holds_the_directory(tmp_path):

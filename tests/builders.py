@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CARDINALITIES = {"C1": 40, "C2": 300, "C3": 2000}
 NUMERICS = ("I1", "I2")
 COLUMNS = (*NUMERICS, *CARDINALITIES)
+LISTS = pa.list_(pa.field("element", pa.int64(), nullable=False))
 TINY_DLRM = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
 TINY_DLRM_FLAGS = ("--embedding-dim=4", "--bottom-mlp=8", "--top-mlp=8")
 UNEVEN = ((100, 100, 37), (250,), (1,), (64, 64, 64, 64, 3), (999,))
@@ -40,7 +41,12 @@ _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 def make_rows(
-    num_rows: int, *, seed: int, first_row: int = 0, bare: Container[int] = ()
+    num_rows: int,
+    *,
+    seed: int,
+    first_row: int = 0,
+    bare: Container[int] = (),
+    lists: pa.DataType = LISTS,
 ) -> pa.Table:
     """Examples whose clicks follow from their ids; `row` is unique and `tags` a ragged list.
 
@@ -63,7 +69,6 @@ def make_rows(
     tags = [rng.integers(0, 30, n).tolist() for n in rng.integers(0, 4, num_rows)]
     columns["tags"] = [[] if first_row + i in bare else each for i, each in enumerate(tags)]
     columns["label"] = (rng.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    lists = pa.list_(pa.field("element", pa.int64(), nullable=False))
     types = {"label": pa.float32(), "row": pa.int64(), "tags": lists}
     types |= dict.fromkeys(NUMERICS, pa.float32()) | dict.fromkeys(CARDINALITIES, pa.int64())
     schema = pa.schema([pa.field(n, types[n], nullable=n == "tags") for n in columns])
@@ -79,6 +84,7 @@ def write_dataset(
     seed: int = 0,
     untagged: Iterable[int] = (),
     whole: bool = False,
+    lists: pa.DataType = LISTS,
 ) -> Dataset:
     """A dataset of shards of so many rows; some, by the numbers that rows carry, have no tags.
 
@@ -89,7 +95,9 @@ def write_dataset(
         (directory / name).mkdir(parents=True)
         files, positives = [], 0
         for i, num_rows in enumerate(shards):
-            table = make_rows(num_rows, seed=1000 * seed + first, first_row=first, bare=bare)
+            table = make_rows(
+                num_rows, seed=1000 * seed + first, first_row=first, bare=bare, lists=lists
+            )
             first += num_rows
             positives += int(np.sum(table["label"].to_numpy()))
             path = directory / name / f"shard-{i:05d}-of-{len(shards):05d}.parquet"

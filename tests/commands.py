@@ -120,13 +120,16 @@ def processes_with(text: str) -> dict[int, str]:
         try:
             if not folder.name.isdigit() or int(folder.name) == os.getpid():
                 continue
-            seen = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-            seen += os.readlink(folder / "fd" / "1").encode()
+            command = (folder / "cmdline").read_bytes()
+            seen = (folder / "environ").read_bytes() + os.readlink(folder / "fd" / "1").encode()
+            for file in (folder / "fd").iterdir():
+                if os.readlink(file).startswith(f"/memfd:{forked.REQUEST} "):
+                    command = file.read_bytes()
             state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue
-        if text.encode() in seen and state not in ("Z", "X"):
-            found[int(folder.name)] = (folder / "cmdline").read_text()
+        if text.encode() in command + seen and state not in ("Z", "X"):
+            found[int(folder.name)] = command.decode()
     return found
 
 

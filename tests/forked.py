@@ -3,7 +3,8 @@
 A fresh interpreter takes seconds of a core to import them; a fork takes none. It is a process of
 its own in all else: its parent is the one that started it, and it has its own environment, files,
 signals and exit code. Only `/proc` shows the command line and the environment of the process that
-it was forked from. What looks at those, or at imports, starts a fresh interpreter.
+it was forked from: a file in memory has its own, for `commands.processes_with`. What looks at
+imports starts a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ IMPORTED = (
 )
 # Of the environment, what only a fresh interpreter heeds.
 FRESH = ("PYTHON", "TF_CPP_", "TF_USE_", "LD_", "GLIBC_", "OMP_", "OPENBLAS_", "CUDA_")
+REQUEST = "forked-program"  # the name of the file in memory that says what a fork runs
 _PR_SET_CHILD_SUBREAPER = 36
 _lock = threading.Lock()
 _server: tuple[int, socket.socket] | None = None  # the process that has it, and its channel
@@ -187,6 +189,7 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    os.write(os.memfd_create(REQUEST), json.dumps(request).encode())
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])

@@ -18,7 +18,6 @@ from embedps.errors import UsageError
 from embedps.features.table_schema import Table
 from embedps.models import din, sasrec
 from embedps.models.networks.names import NEGATIVES
-from embedps.pipelines.ingestion.splits import SplitRule
 from tests import commands
 from tests.builders import make_trainer
 from tests.pipelines.shop import make
@@ -257,7 +256,7 @@ def test_sequences_without_a_label_are_made_and_learned(tmp_path: Path, walks: D
     ]
     table = Table.parse({"format": "parquet", "column": columns})
     (log,) = walks.paths("eval")
-    dataset = make(table, log, tmp_path / "set", num_shards=1, split=SplitRule(fraction=0.2))
+    dataset = make(table, log, tmp_path / "set", num_shards=1, eval_fraction=0.2)
     assert (dataset.label, dataset.labels, "label" in dataset.schema) == ("", (), False)
     assert sum(split.rows for split in dataset.splits.values()) == 300
     result = make_trainer(

@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from embedps.run.run_config import EARLIER_NAMES
@@ -20,7 +21,8 @@ STORED = Path(__file__).parent / "stored" / "model"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the stored run and its dataset, by the names in its config.json."""
-    write_dataset(tmp_path / "data", train=(600, 600), evaluation=(400,))
+    lists = pa.list_(pa.int64())  # the type that its files had: the run knows their checksums
+    write_dataset(tmp_path / "data", train=(600, 600), evaluation=(400,), lists=lists)
     shutil.copytree(STORED, tmp_path / "before")
     return tmp_path
 

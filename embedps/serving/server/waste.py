@@ -1,4 +1,4 @@
-"""Bytes of messages that are no columns: whoever sends many of them waits for his answers."""
+"""Bytes of messages that are no columns: a client that sends many of them waits for its answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Waste:
 
     gRPC copies a message while no other request is worked on, before anybody can see its size. So
     a client that sends large messages for nothing, as fast as they are refused, would hold up all
-    others. A client who leaves his calls alone is not slowed down.
+    others. A client that abandons its calls is not slowed down.
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from embedps.engine.steps.in_process import LocalExchange
 from embedps.engine.steps.interface import (
     NO_CLIP,
     ClipNorms,
+    Computed,
     StepExchange,
     StepInputs,
     StepParts,
@@ -28,7 +29,7 @@ from embedps.engine.steps.interface import (
     next_batch,
     sum_counts,
 )
-from embedps.engine.steps.replicas import ReplicaExchange, make_replica_unit
+from embedps.engine.steps.replicas import ReplicaExchange
 from embedps.engine.steps.servers import RemoteExchange
 from embedps.engine.steps.step_logs import StepLogs
 from embedps.engine.steps.step_workers import StepWorkers
@@ -39,8 +40,8 @@ from embedps.errors import DatasetError, ServerLostError
 from embedps.metrics import Counts
 from embedps.tables.collection import EmbeddingCollection
 
-Begin = Callable[[Batch, int], StepInputs]
-"""Begins the step of a batch; the number says which of the loop's iteration."""
+Begin = Callable[[Batch, int, int], StepInputs]
+"""Begins a batch's part of a step: which step of the loop's iteration, and which lane's part."""
 
 
 EXCHANGES: dict[Way, Callable[[StepParts], StepExchange[Any]]] = {
@@ -118,47 +119,51 @@ def make_train_unit(
     in_groups = backup_workers is not None
     way = ways.way_of(place=place, replicas=replicas, sync=sync, in_groups=in_groups)
     way.check({"overlap": True} if overlap else {}, place)
-    parts = StepParts(model, optimizer, collection, logs, backup_workers or 0, workers)
+    parts = StepParts(
+        model, optimizer, collection, logs, backup_workers or 0, workers, replicas, mirrored
+    )
     exchange: Any = EXCHANGES[way](parts)
-    if isinstance(exchange, ReplicaExchange):
-        return make_replica_unit(
-            model, exchange, unit_input, num_replicas=replicas, strategy=mirrored, clip=clip
-        )
     if isinstance(exchange, GroupExchange) and logs is not None:
         logs.groups = GroupWatch(exchange, strategy)
     row_rate = model.row_rates()
-    end: Callable[..., None] = exchange.end  # of inputs of any kind
-
-    def train_step(batch: Batch, inputs: StepInputs) -> Counts:
-        rows, dense, counts = gradients_of(exchange, model, batch, inputs, clip)
-        end(inputs, rows, dense)
-        if exchange.all_take_each_step:
-            has_part = batch.num_rows > 0
-            counts = {name: tf.where(has_part, v, tf.zeros_like(v)) for name, v in counts.items()}
-        return counts
-
     steps_ahead = 1 if overlap else 0
 
-    def train_batches(batches: list[Batch], begin: Begin) -> Counts:
+    def compute(batch: Batch, inputs: StepInputs) -> Computed:
+        return gradients_of(exchange, model, batch, inputs, clip)
+
+    def train_steps(steps: list[list[Batch]], begin: Begin) -> Counts:
+        """Takes steps in sequence, of the lanes' batches."""
         counts: Counts | None = None
-        requested: list[StepInputs] = []
-        for k, batch in enumerate(batches):
-            for j in range(len(requested), min(k + steps_ahead + 1, len(batches))):
-                requested.append(begin(batches[j], j))
-            more = train_step(batch, requested[k])
+        requested: list[list[tuple[Batch, StepInputs]]] = []
+        for k in range(len(steps)):
+            for j in range(len(requested), min(k + steps_ahead + 1, len(steps))):
+                requested.append([(b, begin(b, j, lane)) for lane, b in enumerate(steps[j])])
+            more = exchange.take(requested[k], compute)
             counts = more if counts is None else sum_counts([counts, more])
         return model.zero_counts(training=True) if counts is None else counts
 
+    def train_last(readers: list[tf.Tensor], begin: Begin, num_parts: tf.Tensor) -> Counts:
+        """Takes a step that has fewer parts than there are lanes."""
+
+        def begin_lane(lane: int) -> tuple[Batch, StepInputs]:
+            batch = next_batch(unit_input, readers[lane], model)
+            return batch, begin(batch, 0, lane)
+
+        begins = [functools.partial(begin_lane, lane) for lane in range(len(readers) - 1)]
+        counts: Counts = exchange.take_last(begins, compute, num_parts)
+        return counts
+
     def train_all(
-        reader: tf.Tensor, num_batches: tf.Tensor, begin_at: Callable[[tf.Tensor], Begin]
+        readers: list[tf.Tensor], num_steps: tf.Tensor, begin_at: Callable[[tf.Tensor], Begin]
     ) -> Counts:
+        """Takes all steps that have a part of each lane."""
         counts, done = model.zero_counts(training=True), tf.zeros([], tf.int64)
         # Several steps per iteration: each iteration costs messages to and from each server.
         for size in dict.fromkeys([exchange.steps_per_iteration, 1]):
-            num_whole = num_batches // size * size
+            num_whole = num_steps // size * size
             for i in tf.range(done, num_whole, size):
-                batches = [next_batch(unit_input, reader, model) for _ in range(size)]
-                more = strategy.run(train_batches, args=(batches, begin_at(i)))
+                steps = [[next_batch(unit_input, r, model) for r in readers] for _ in range(size)]
+                more = strategy.run(train_steps, args=(steps, begin_at(i)))
                 counts = sum_counts([counts, more])
             done = num_whole
         return counts
@@ -173,12 +178,15 @@ def make_train_unit(
         learning_rate: tf.Tensor,
         *ranks: tf.Tensor,
     ) -> Counts:
-        rank, num_ranks, after = exchange.ranks or ranks
-        own, reader = open_rank(
-            unit_input, path, first_row, num_rows, seed, rank=rank, num_ranks=num_ranks
-        )
+        first_rank, num_ranks, after = exchange.ranks or ranks
+        own_ranks = [first_rank + lane for lane in range(exchange.num_lanes)]
+        unit = (unit_input, path, first_row, num_rows, seed)
+        opened = [open_rank(*unit, rank=rank, num_ranks=num_ranks) for rank in own_ranks]
+        own, _ = opened[-1]  # no lane has fewer batches
+        readers = [reader for _, reader in opened]
 
-        def begin(first: tf.Tensor, batch: Batch, k: int) -> StepInputs:
+        def begin(first: tf.Tensor, batch: Batch, k: int, lane: int) -> StepInputs:
+            rank = own_ranks[lane]
             before = (first + k) * num_ranks  # batches of the unit
             step = first_step + before
             part = StepPart(
@@ -197,7 +205,11 @@ def make_train_unit(
         if exchange.all_take_each_step:
             num_steps = -(-own.unit_batches // num_ranks)
         entered = exchange.enter_unit()
-        counts = train_all(reader, num_steps, lambda i: functools.partial(begin, i))
+        counts = train_all(readers, num_steps, lambda i: functools.partial(begin, i))
+        if exchange.num_lanes > 1 and own.unit_batches % num_ranks > 0:
+            begin_last = functools.partial(begin, num_steps)
+            more = train_last(readers, begin_last, own.unit_batches % num_ranks)
+            counts = sum_counts([counts, more])
         strategy.run(exchange.leave_unit, args=(entered, first_step + own.num_batches - 1))
         total: Counts = exchange.total(counts)
         return total

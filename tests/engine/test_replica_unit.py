@@ -17,8 +17,6 @@ import embedps
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
-from embedps.engine.steps.interface import StepParts
-from embedps.engine.steps.replicas import ReplicaExchange, make_replica_unit
 from embedps.tables import SGD, Initializer
 from tests.builders import dataset_fixture, make_dlrm
 from tests.commands import run_program
@@ -34,14 +32,9 @@ class Replicated(Trained):
     def __init__(self, dataset: Dataset, recommender: Recommender, *, kind: str) -> None:
         super().__init__(recommender, dataset, EmbeddedCluster(num_shards=2), kind=kind, rate=0.25)
 
-    def train(self, path: Path, num_rows: int, *, batch_rows: int, replicas: int = 0) -> None:
-        """Trains on one unit; plainly if there are no replicas."""
-        if replicas:
-            exchange = ReplicaExchange(StepParts(self.step, self.optimizer, self.collection))
-            reader = self.step.input(batch_rows=batch_rows, shuffle_rows=0)
-            unit = make_replica_unit(self.step, exchange, reader, num_replicas=replicas)
-        else:
-            unit = self.make_unit(batch_rows)
+    def train(self, path: Path, num_rows: int, *, batch_rows: int, replicas: int = 1) -> None:
+        """Trains on one unit."""
+        unit = self.make_unit(batch_rows, replicas=replicas)
         _, *arguments = self.arguments(num_rows, rate=0.5)
         counts = self.run(unit, tf.constant(str(path)), *arguments)
         assert counts["examples"] == num_rows

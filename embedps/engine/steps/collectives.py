@@ -18,12 +18,19 @@ order of the sums and the ops that update are those of `--replicas`, so the bits
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from embedps.engine.steps.interface import RowGradients, StepParts, ValueExchange, ValueInputs
+from embedps.data.unit_reader import Batch
+from embedps.engine.steps.interface import (
+    Computed,
+    RowGradients,
+    StepParts,
+    ValueExchange,
+    ValueInputs,
+)
 from embedps.engine.steps.unit_parts import StepPart
 from embedps.metrics import Counts
 from embedps.tables import ops
@@ -189,6 +196,16 @@ class CollectiveExchange(ValueExchange[WorkerInputs]):
             updates[device][i] = tf.reshape(each, value.shape)
         for device, update in updates.items():
             self._variables.update(device, update, is_new=tf.constant(True))
+
+    def take(
+        self,
+        begun: Sequence[tuple[Batch, WorkerInputs]],
+        compute: Callable[[Batch, WorkerInputs], Computed],
+    ) -> Counts:
+        """Takes a step; an empty batch counts nothing."""
+        counts = super().take(begun, compute)
+        has_part = begun[0][0].num_rows > 0
+        return {name: tf.where(has_part, v, tf.zeros_like(v)) for name, v in counts.items()}
 
     def total(self, counts: Counts) -> Counts:
         """Adds all workers' counts, in order of rank."""

@@ -27,6 +27,8 @@ from embedps.tables.collection import EmbeddingCollection, LookupResult
 UnitFunction: TypeAlias = Callable[..., Counts]
 RowGradients: TypeAlias = Sequence[Sequence[tf.Tensor | None]]
 """By group and shard; None where the loss does not depend on the rows."""
+Computed: TypeAlias = tuple[RowGradients, Sequence[tf.Tensor | None], Counts]
+"""A batch's gradients of rows and weights, as `StepExchange.end` takes them, and its counts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ class StepParts(NamedTuple):
       logs: get the parameter servers' logs; by default nobody reads them.
       backup_workers: how many workers a group does not wait for.
       workers: those that exchange by collectives.
+      replicas: how many parts of each step this process has.
+      mirrored: has as many replicas, which compute the parts; None computes them on this device.
     """
 
     model: StepModel
@@ -77,6 +81,8 @@ class StepParts(NamedTuple):
     logs: StepLogs | None = None
     backup_workers: int = 0
     workers: StepWorkers | None = None
+    replicas: int = 1
+    mirrored: tf.distribute.MirroredStrategy | None = None
 
 
 AnyInputs = TypeVar("AnyInputs", bound=StepInputs)
@@ -89,12 +95,15 @@ class StepExchange(abc.ABC, Generic[AnyInputs]):
     Attributes:
       collection: the tables.
       steps_per_iteration: how many steps one iteration of a unit's loop should run in sequence.
-      ranks: the rank that the caller's batches have in each step, of how many, and the step before
-        the unit's first one (see `StepPart`); None if each call of a unit's function says it.
+      num_lanes: how many parts of each step are this process'; the unit's last step may have fewer.
+      ranks: the rank that the caller's batches have in each step, those of its first lane, of how
+        many, and the step before the unit's first one (see `StepPart`); None if each call of a
+        unit's function says it.
       all_take_each_step: each rank takes part in each step, with an empty batch if need be.
     """
 
     steps_per_iteration = 1
+    num_lanes = 1
     ranks: tuple[int, int, int] | None = (0, 1, -1)
     all_take_each_step = False
 
@@ -138,6 +147,25 @@ class StepExchange(abc.ABC, Generic[AnyInputs]):
 
         What has already applied a step of this number ignores them.
         """
+
+    def take(
+        self,
+        begun: Sequence[tuple[Batch, AnyInputs]],
+        compute: Callable[[Batch, AnyInputs], Computed],
+    ) -> Counts:
+        """Takes a step that has begun: computes the parts of this process, and ends the step.
+
+        Args:
+          begun: by lane, the batch and what `begin` gave for it.
+          compute: `gradients_of` them.
+
+        Returns:
+          The counts of all lanes.
+        """
+        [(batch, inputs)] = begun
+        rows, dense, counts = compute(batch, inputs)
+        self.end(inputs, rows, dense)
+        return counts
 
     def enter_unit(self) -> Any:
         """Begins a unit, in its graph; returns what `leave_unit` takes."""
@@ -213,8 +241,8 @@ def gradients_of(
     batch: Batch,
     inputs: AnyInputs,
     clip: ClipNorms,
-) -> tuple[RowGradients, Sequence[tf.Tensor | None], Counts]:
-    """Computes a batch's gradients, as `StepExchange.end` takes them, and its counts."""
+) -> Computed:
+    """Computes a batch's gradients and counts."""
     with exchange.computing(inputs), tf.GradientTape() as tape:
         watched = (inputs.lookup.rows, inputs.weights)
         tape.watch(watched)

@@ -12,28 +12,27 @@ Tables and variables stay on the host: a device gets activations and weights, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from embedps.data.unit_reader import Batch, UnitReader
-from embedps.engine.step_model import StepModel
+from embedps.data.unit_reader import Batch
 from embedps.engine.steps.interface import (
-    NO_CLIP,
-    ClipNorms,
+    Computed,
     RowGradients,
-    UnitFunction,
+    StepParts,
     ValueExchange,
     ValueInputs,
-    gradients_of,
-    next_batch,
     sum_counts,
 )
-from embedps.engine.steps.unit_parts import StepPart, open_rank
+from embedps.engine.steps.unit_parts import StepPart
 from embedps.metrics import Counts
 from embedps.tables import ops
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.ops import RowPart
+
+_Begun: TypeAlias = tuple[Batch, ValueInputs]
+_Compute: TypeAlias = Callable[[Batch, ValueInputs], Computed]
 
 
 class _Part(NamedTuple):
@@ -54,6 +53,12 @@ class _Part(NamedTuple):
 
 class ReplicaExchange(ValueExchange[ValueInputs]):
     """Computes the parts of a step of one state, and updates once, as a parameter server does."""
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self.num_lanes = parts.replicas
+        self.ranks = (0, parts.replicas, -1)
+        self._mirrored = parts.mirrored
 
     def begin(
         self,
@@ -85,25 +90,73 @@ class ReplicaExchange(ValueExchange[ValueInputs]):
         gradients: Sequence[tf.Tensor | None],
     ) -> None:
         """Updates by a step that has one part."""
-        rows, updates = self.part(inputs, row_gradients, gradients)
-        self.end_parts(inputs, [_Part(tf.ones([], tf.int64), rows, updates, {})])
+        computed = (row_gradients, gradients, dict[str, tf.Tensor]())
+        self._end_parts(inputs, [self._part(tf.ones([], tf.int64), inputs, computed)])
 
-    def part(
-        self,
-        inputs: ValueInputs,
-        row_gradients: RowGradients,
-        gradients: Sequence[tf.Tensor | None],
-    ) -> tuple[Mapping[tuple[int, int], RowPart], Mapping[str, list[tf.Tensor | None]]]:
-        """Gives what a part adds to rows and variables."""
+    def take(self, begun: Sequence[_Begun], compute: _Compute) -> Counts:
+        """Takes a step that has a part of each replica; gives the counts of all."""
+        return self._end_parts(begun[0][1], self._compute_all(begun, compute))
+
+    def take_last(
+        self, begins: Sequence[Callable[[], _Begun]], compute: _Compute, num_parts: tf.Tensor
+    ) -> Counts:
+        """Takes a unit's last step, which has fewer parts than there are replicas.
+
+        Args:
+          begins: by rank, begins a part: gives its batch and its inputs.
+          compute: as `take` has it.
+          num_parts: how many there are, int64 scalar from 1 on. The others do not begin.
+
+        Returns:
+          The counts of the parts.
+        """
+        first = begins[0]()
+        part = self._compute(first, compute)
+        zeros = {name: tf.zeros_like(v) for name, v in part.counts.items()}
+        absent = _flat(part._replace(num_rows=tf.zeros([], tf.int64), counts=zeros))
+        parts = [part]
+        for rank, begin in enumerate(begins[1:], 1):
+
+            def present(begin: Callable[[], _Begun] = begin) -> list[tf.Tensor]:
+                return _flat(self._compute(begin(), compute))
+
+            parts.append(_like(part, tf.cond(rank < num_parts, present, lambda: absent)))
+        return self._end_parts(first[1], parts)
+
+    def _compute(self, begun: _Begun, compute: _Compute) -> _Part:
+        """Computes a part."""
+        batch, inputs = begun
+        return self._part(batch.num_rows, inputs, compute(batch, inputs))
+
+    def _part(self, num_rows: tf.Tensor, inputs: ValueInputs, computed: Computed) -> _Part:
+        """Makes the part of a batch of what was computed of it."""
+        rows, gradients, counts = computed
         updates = self._variables.updates(gradients, inputs.read, inputs.changes)
-        return inputs.lookup.parts(row_gradients), updates
+        return _Part(num_rows, inputs.lookup.parts(rows), updates, counts)
 
-    def end_parts(self, inputs: ValueInputs, parts: Sequence[_Part]) -> None:
+    def _compute_all(self, begun: Sequence[_Begun], compute: _Compute) -> list[_Part]:
+        """Computes the parts, by rank."""
+        if self._mirrored is None:
+            return [self._compute(each, compute) for each in begun]
+        parts = dict[int, _Part]()  # AutoGraph refuses annotated names in closures
+
+        def compute_own() -> None:
+            context = tf.distribute.get_replica_context()
+            rank = int(tf.get_static_value(context.replica_id_in_sync_group))
+            parts[rank] = self._compute(begun[rank], compute)
+
+        self._mirrored.run(compute_own)
+        return [parts[rank] for rank in range(len(begun))]
+
+    def _end_parts(self, inputs: ValueInputs, parts: Sequence[_Part]) -> Counts:
         """Merges the parts in order of rank, and updates the rows and the variables once.
 
         Args:
           inputs: of any part.
           parts: by rank.
+
+        Returns:
+          The counts of all parts.
         """
         examples = tf.stack([part.num_rows for part in parts])
         for g, shard in parts[0].rows:
@@ -121,115 +174,7 @@ class ReplicaExchange(ValueExchange[ValueInputs]):
                 for i in self._variables.summed(device, update):
                     merged[i] = _merge([part.updates[device][i] for part in parts], examples)
                 self._variables.update(device, merged, is_new=tf.constant(True))
-
-
-def make_replica_unit(
-    model: StepModel,
-    exchange: ReplicaExchange,
-    unit_input: UnitReader,
-    *,
-    num_replicas: int,
-    strategy: tf.distribute.MirroredStrategy | None = None,
-    clip: ClipNorms = NO_CLIP,
-) -> UnitFunction:
-    """Makes the function that trains on a unit, `num_replicas` batches per step.
-
-    Args:
-      model: made in this process.
-      exchange: of the model, with tables in this process.
-      unit_input: reads a replica's batches.
-      num_replicas: parts of a step, at least 1. The last step of a unit may have fewer.
-      strategy: has as many replicas, which compute the parts; None computes them on this device.
-      clip: limits the gradients of each part.
-
-    Returns:
-      A function as `make_train_unit` returns it.
-    """
-    row_rate = model.row_rates()
-
-    def begin(
-        reader: tf.Tensor, rank: int, number: tf.Tensor, rate: tf.Tensor
-    ) -> tuple[Batch, ValueInputs]:
-        batch = next_batch(unit_input, reader, model)
-        part = StepPart(rank=rank, num_parts=num_replicas, num_rows=batch.num_rows, after=-1)
-        inputs = exchange.begin(batch.columns, number=number + rank, learning_rate=rate, part=part)
-        return batch, inputs
-
-    def compute(begun: tuple[Batch, ValueInputs]) -> _Part:
-        batch, inputs = begun
-        rows, dense, counts = gradients_of(exchange, model, batch, inputs, clip)
-        return _Part(batch.num_rows, *exchange.part(inputs, rows, dense), counts)
-
-    def whole_step(readers: Sequence[tf.Tensor], number: tf.Tensor, rate: tf.Tensor) -> Counts:
-        begun = [begin(reader, rank, number, rate) for rank, reader in enumerate(readers)]
-        parts = _compute_all(compute, begun, strategy)
-        exchange.end_parts(begun[0][1], parts)
         return sum_counts([part.counts for part in parts])
-
-    def last_step(
-        readers: Sequence[tf.Tensor], number: tf.Tensor, rate: tf.Tensor, num_parts: tf.Tensor
-    ) -> Counts:
-        """Takes a step that has fewer parts than there are replicas."""
-        begun = begin(readers[0], 0, number, rate)
-        parts = [compute(begun)]
-        zero = model.zero_counts(training=True)
-        absent = _flat(parts[0]._replace(num_rows=tf.zeros([], tf.int64), counts=zero))
-        for rank in range(1, len(readers) - 1):
-
-            def present(rank: int = rank) -> list[tf.Tensor]:
-                return _flat(compute(begin(readers[rank], rank, number, rate)))
-
-            tensors = tf.cond(rank < num_parts, present, lambda: absent)
-            parts.append(_like(parts[0], tensors))
-        exchange.end_parts(begun[1], parts)
-        return sum_counts([part.counts for part in parts])
-
-    @tf.function
-    def train_unit(
-        path: tf.Tensor,
-        first_row: tf.Tensor,
-        num_rows: tf.Tensor,
-        seed: tf.Tensor,
-        first_step: tf.Tensor,
-        learning_rate: tf.Tensor,
-    ) -> Counts:
-        unit = (unit_input, path, first_row, num_rows, seed)
-        readers = [
-            open_rank(*unit, rank=rank, num_ranks=num_replicas)[1] for rank in range(num_replicas)
-        ]
-        counts = model.zero_counts(training=True)
-        num_batches = -(-num_rows // unit_input.batch_rows)
-        left = num_batches % num_replicas
-        for i in tf.range(0, num_batches - left, num_replicas):
-            number = first_step + i
-            more = whole_step(readers, number, row_rate(number, learning_rate))
-            counts = sum_counts([counts, more])
-        if num_replicas > 1 and left > 0:
-            number = first_step + num_batches - left
-            more = last_step(readers, number, row_rate(number, learning_rate), left)
-            counts = sum_counts([counts, more])
-        return counts
-
-    return train_unit  # type: ignore[no-any-return]
-
-
-def _compute_all(
-    compute: Callable[[tuple[Batch, ValueInputs]], _Part],
-    begun: Sequence[tuple[Batch, ValueInputs]],
-    strategy: tf.distribute.MirroredStrategy | None,
-) -> list[_Part]:
-    """Computes the parts, by rank."""
-    if strategy is None:
-        return [compute(each) for each in begun]
-    parts = dict[int, _Part]()  # AutoGraph refuses annotated names in closures
-
-    def compute_own() -> None:
-        context = tf.distribute.get_replica_context()
-        rank = int(tf.get_static_value(context.replica_id_in_sync_group))
-        parts[rank] = compute(begun[rank])
-
-    strategy.run(compute_own)
-    return [parts[rank] for rank in range(len(begun))]
 
 
 def _merge(values: Sequence[tf.Tensor], num_examples: tf.Tensor) -> tf.Tensor:

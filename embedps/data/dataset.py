@@ -17,7 +17,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from embedps.config_fields import check_text
 from embedps.data.dataset_metadata import (
@@ -27,7 +27,7 @@ from embedps.data.dataset_metadata import (
     LabelColumn,
     NumericFeature,
     Split,
-    get_field,
+    read_fields,
 )
 from embedps.data.transforms_digest import difference, read_digest, stored_digest
 from embedps.errors import DatasetError
@@ -50,6 +50,10 @@ ROW_GROUP_ROWS = 32768
 class Dataset:
     """Describes a dataset directory: the content of `_dataset.json`."""
 
+    may_lack: ClassVar[tuple[str, ...]] = (
+        *("labels", "float_lists", "keys", "weight", "timestamp"),
+        *("transforms", "transforms_digest", "learned"),
+    )
     directory: Path
     numeric: tuple[NumericFeature, ...]
     categorical: tuple[CategoricalFeature, ...]
@@ -243,41 +247,13 @@ def check_regular(path: Path) -> int:
 
 
 def _decode(root: Path, document: dict[str, Any]) -> Dataset:
-    numeric = enumerate(get_field(document, "numeric", list, ""))
-    categorical = enumerate(get_field(document, "categorical", list, ""))
-    transforms = get_field({"transforms": ""} | document, "transforms", str, "")
-    digest = get_field({"transforms_digest": ""} | document, "transforms_digest", str, "")
-    learned = _names(document, "learned")
-    if transforms and not digest:  # of before there were digests
-        digest, learned = read_digest(root / transforms)
-    return Dataset(
-        directory=root,
-        source=get_field(document, "source", str, ""),
-        label=get_field(document, "label", str, ""),
-        labels=tuple(
-            LabelColumn.from_json(label, f"labels[{i}].")
-            for i, label in enumerate(get_field({"labels": []} | document, "labels", list, ""))
-        ),
-        float_lists=_names(document, "float_lists"),
-        keys=_names(document, "keys"),
-        weight=get_field({"weight": ""} | document, "weight", str, ""),
-        timestamp=get_field({"timestamp": ""} | document, "timestamp", str, ""),
-        transforms=transforms,
-        transforms_digest=digest,
-        learned=learned,
-        missing_id=get_field(document, "missing_id", int, ""),
-        numeric=tuple(NumericFeature.from_json(f, f"numeric[{i}].") for i, f in numeric),
-        categorical=tuple(
-            CategoricalFeature.from_json(f, f"categorical[{i}].") for i, f in categorical
-        ),
-        schema=get_field(document, "schema", dict, ""),
-        splits={
-            name: Split.from_json(split, f"splits.{name}.")
-            for name, split in get_field(document, "splits", dict, "").items()
-        },
-        input=InputSummary.from_json(get_field(document, "input", dict, ""), "input."),
-        bad_lines=get_field(document, "bad_lines", str, ""),
-    )
+    fields = read_fields(Dataset, document)
+    if fields.get("transforms") and not fields.get(
+        "transforms_digest"
+    ):  # before there were digests
+        digest, learned = read_digest(root / fields["transforms"])
+        fields |= {"transforms_digest": digest, "learned": learned}
+    return Dataset(directory=root, **fields)
 
 
 def _check_file(dataset: Dataset, file: DataFile) -> None:
@@ -329,10 +305,3 @@ def _check_file(dataset: Dataset, file: DataFile) -> None:
     found = stored_digest(metadata.metadata)
     if other := difference(found, dataset.transforms_digest, made_of=str(dataset.directory)):
         raise DatasetError(f"{path}: {other}")
-
-
-def _names(document: dict[str, Any], key: str) -> tuple[str, ...]:
-    names = get_field({key: []} | document, key, list, "")
-    for i in range(len(names)):
-        get_field({f"{key}[{i}]": names[i]}, f"{key}[{i}]", str, "")
-    return tuple(names)

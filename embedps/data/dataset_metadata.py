@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from embedps.errors import DatasetError
 
@@ -50,15 +50,6 @@ class LabelColumn:
         """The Arrow type of the column."""
         return "int64" if self.kind == "classes" else "float"
 
-    @classmethod
-    def from_json(cls, node: Any, where: str) -> LabelColumn:
-        """Reads a label; `where` is its place in the document, for messages."""
-        return cls(
-            name=get_field(node, "name", str, where),
-            kind=get_field(node, "kind", str, where),
-            classes=get_field(node, "classes", int, where),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class NumericFeature:
@@ -67,15 +58,6 @@ class NumericFeature:
     name: str
     transform: str = "log1p"
     missing: int = 0
-
-    @classmethod
-    def from_json(cls, node: Any, where: str) -> NumericFeature:
-        """Reads a feature; `where` is its place in the document, for messages."""
-        return cls(
-            name=get_field(node, "name", str, where),
-            transform=get_field(node, "transform", str, where),
-            missing=get_field(node, "missing", int, where),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,22 +72,13 @@ class CategoricalFeature:
       ragged: whether a row has a list of ids.
     """
 
+    may_lack: ClassVar[tuple[str, ...]] = ("ragged",)
+
     name: str
     cardinality: int
     cardinality_exact: bool = True
     missing: int = 0
     ragged: bool = False
-
-    @classmethod
-    def from_json(cls, node: Any, where: str) -> CategoricalFeature:
-        """Reads a feature; `where` is its place in the document, for messages."""
-        return cls(
-            name=get_field(node, "name", str, where),
-            cardinality=get_field(node, "cardinality", int, where),
-            cardinality_exact=get_field(node, "cardinality_exact", bool, where),
-            missing=get_field(node, "missing", int, where),
-            ragged=get_field({"ragged": False} | node, "ragged", bool, where),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,20 +99,6 @@ class DataFile:
                 f"{self.path}: row groups must add up to its {self.rows} rows, "
                 f"they give {sum(self.row_groups)}"
             )
-
-    @classmethod
-    def from_json(cls, node: Any, where: str) -> DataFile:
-        """Reads a shard; `where` is its place in the document, for messages."""
-        groups = get_field(node, "row_groups", list, where)
-        for i in range(len(groups)):
-            get_field({f"row_groups[{i}]": groups[i]}, f"row_groups[{i}]", int, where)
-        return cls(
-            path=get_field(node, "path", str, where),
-            rows=get_field(node, "rows", int, where),
-            bytes=get_field(node, "bytes", int, where),
-            xxh3_64=get_field(node, "xxh3_64", str, where),
-            row_groups=tuple(groups),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,16 +121,6 @@ class Split:
                 f"a split's positives must be within 0..{self.rows}, got {self.positives}"
             )
 
-    @classmethod
-    def from_json(cls, node: Any, where: str) -> Split:
-        """Reads a split; `where` is its place in the document, for messages."""
-        files = get_field(node, "files", list, where)
-        return cls(
-            rows=get_field(node, "rows", int, where),
-            positives=get_field(node, "positives", int, where),
-            files=tuple(DataFile.from_json(f, f"{where}files[{i}].") for i, f in enumerate(files)),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
@@ -183,17 +132,6 @@ class InputFile:
     lines: int = 0
     lines_bad: int = 0
 
-    @classmethod
-    def from_json(cls, node: Any, where: str) -> InputFile:
-        """Reads an input file; `where` is its place in the document, for messages."""
-        return cls(
-            path=get_field(node, "path", str, where),
-            bytes=get_field(node, "bytes", int, where),
-            xxh3_64=get_field(node, "xxh3_64", str, where),
-            lines=get_field(node, "lines", int, where),
-            lines_bad=get_field(node, "lines_bad", int, where),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class InputSummary:
@@ -204,18 +142,48 @@ class InputSummary:
     lines_bad: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, node: Any, where: str) -> InputSummary:
-        """Reads a summary; `where` is its place in the document, for messages."""
-        files = get_field(node, "files", list, where)
-        return cls(
-            files=tuple(
-                InputFile.from_json(each, f"{where}files[{i}].") for i, each in enumerate(files)
-            ),
-            lines_read=get_field(node, "lines_read", int, where),
-            lines_bad=get_field(node, "lines_bad", int, where),
-            options=get_field(node, "options", dict, where),
-        )
+
+def read_fields(kind: type, node: Any, where: str = "") -> dict[str, Any]:
+    """Reads the fields of a dataclass from a JSON object, each by its declared type.
+
+    Args:
+      kind: the class. Its `may_lack` names the fields that older datasets do not have.
+      node: the object; it need not have a field `directory`.
+      where: its place in the document, for messages.
+
+    Raises:
+      DatasetError: a field is absent, or has another type than it must have.
+    """
+    absent = {"directory"}
+    if isinstance(node, dict):
+        absent |= {name for name in getattr(kind, "may_lack", ()) if name not in node}
+    declared = get_type_hints(kind)
+    names = [each.name for each in fields(kind) if each.name not in absent]
+    return {name: _read(declared[name], node, name, where) for name in names}
+
+
+def _read(declared: Any, node: Any, key: str, where: str) -> Any:
+    """Reads node[key], a value or a collection."""
+    origin, of = get_origin(declared), get_args(declared)
+    if origin is tuple:
+        items = {f"{key}[{i}]": each for i, each in enumerate(get_field(node, key, list, where))}
+        return tuple(_read_item(of[0], items, at, where) for at in items)
+    if origin is Mapping:
+        items = get_field(node, key, dict, where)
+        if not is_dataclass(of[1]):
+            return items
+        return {name: _read_item(of[1], items, name, f"{where}{key}.") for name in items}
+    if is_dataclass(declared):
+        get_field(node, key, dict, where)
+    return _read_item(declared, node, key, where)
+
+
+def _read_item(declared: Any, node: Any, key: str, where: str) -> Any:
+    """Reads node[key], a value or one of these classes."""
+    is_part = is_dataclass(declared)  # not in the `if`: mypy would take it for an instance
+    if is_part:
+        return declared(**read_fields(declared, node[key], f"{where}{key}."))
+    return get_field(node, key, declared, where)
 
 
 def get_field(node: Any, key: str, kind: type[_T], where: str) -> _T:

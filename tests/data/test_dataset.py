@@ -176,7 +176,7 @@ def test_bad_json_is_named(tmp_path: Path, text: str):
         (lambda d: d["input"].update(lines_read=2**99), "input.lines_read must be within 0.."),
         (lambda d: d["numeric"].append(7), "numeric[1].name must be there, it is absent"),
         (lambda d: d["categorical"].append(None), "categorical[1].name must be there"),
-        (lambda d: d["splits"].update(train=[]), "splits.train.files must be there"),
+        (lambda d: d["splits"].update(train=[]), "splits.train.rows must be there"),
         (lambda d: d["schema"].update(C1=[]), "column 'C1' must have Arrow type int64, got []"),
         (
             lambda d: d["splits"]["eval"]["files"][0].update(path="eval/a\0b"),

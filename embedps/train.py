@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from embedps.cluster.before_tensorflow import begin_cluster
 from embedps.console import command_line, flags
 from embedps.console.lines import say
 from embedps.console.shutdown import sigterm_exits
@@ -24,15 +25,10 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import ClusterError, ServerLostError
 from embedps.run.config import TrainConfig
-from embedps.run.preparation import (
-    check_workers,
-    chief_task,
-    open_dataset,
-    prepare_directory,
-)
+from embedps.run.preparation import check_task, open_dataset, prepare_directory
 from embedps.run.run_config import RunConfig
 from embedps.run.run_flags import RunFlags
-from embedps.run.tf_config import is_of_workers, read_tf_config
+from embedps.run.tf_config import is_server, read_tf_config
 from embedps.server import ServerConfig, serve
 from embedps.storage.object_store import is_local, local_dir
 
@@ -43,48 +39,20 @@ if TYPE_CHECKING:  # it imports TensorFlow
 def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoReturn:
     """Trains, or serves as a task of TF_CONFIG; ends the process."""
     task = read_tf_config()
-    workers = task if task is not None and is_of_workers(task) else None
-    if task is not None and workers is None and task["task"]["type"] in ("worker", "ps"):
+    if task is not None and is_server(task):
         serve(flags.read_known(ServerConfig, arguments, prog))
     run = parse(arguments, prog)
-    if workers is None:
-        chief_task(run.config)
-    else:
-        check_workers(run.config)
+    check_task(run.config)
     dataset = open_dataset(run.config)
-    if workers is not None:
-        train_in_step(workers, run, dataset)
-    if run.config.cluster.mirrored:
-        # Imported late, and called before the model's module can start TensorFlow.
-        from embedps.cluster.replica_devices import make_replica_devices
-
-        make_replica_devices(run.config.cluster.replicas)
+    cluster = begin_cluster(run.config)
     recommender = run.recommender(dataset)
     model_dir = prepare_directory(run.config)
     if not is_local(model_dir):
         say(f"logs and TensorBoard's events are in {local_dir(model_dir)}")
-    scored = _train(recommender, dataset, run.config)
+    scored = _train(recommender, dataset, run.config, cluster)
     sys.stdout.flush()
     # Not the interpreter's end: it would wait for a thread whose unit could not finish in time, or
     # for a server that hangs.
-    os._exit(0 if scored else ClusterError.exit_code)
-
-
-def train_in_step(task: dict[str, Any], run: RunConfig, dataset: Dataset) -> NoReturn:
-    """Trains as a worker of a TF_CONFIG that has workers only; ends the process."""
-    # Imported late, as in `_train`; and called before the model's module can start TensorFlow.
-    from embedps.cluster.worker_cluster import WorkerCluster
-    from embedps.training.other_worker import join
-
-    with sigterm_exits(run.config.grace_secs / 2):
-        cluster = WorkerCluster(task, wait_secs=run.config.cluster.wait_secs)
-    recommender = run.recommender(dataset)
-    prepare_directory(run.config)
-    if cluster.other_worker is not None:
-        join(recommender, dataset, run.config, cluster)
-    scored = _train(recommender, dataset, run.config, cluster)
-    cluster.close()
-    sys.stdout.flush()
     os._exit(0 if scored else ClusterError.exit_code)
 
 
@@ -92,19 +60,23 @@ def _train(
     recommender: Recommender,
     dataset: Dataset,
     config: TrainConfig,
-    cluster: WorkerCluster | None = None,
+    cluster: WorkerCluster | None,
 ) -> bool:
     """Trains and prints the result; returns whether the evaluator could score it.
 
-    If a server is lost, it restarts or ends the process.
+    If a server is lost, it restarts or ends the process. Another worker than the first joins that
+    one, and ends the process too.
     """
     # Imported late: flags and datasets that are refused are refused at once.
     import tensorflow as tf
 
     from embedps.engine.unit_functions import explain
+    from embedps.training.other_worker import join
     from embedps.training.recovery import Recovery, take_loss
     from embedps.training.trainer import Trainer
 
+    if cluster is not None and not cluster.leads:
+        join(recommender, dataset, config, cluster)
     loss = take_loss()
     recovery = Recovery(loss, again=config.cluster.num_ps > 0)
     try:
@@ -126,6 +98,8 @@ def _train(
         if not isinstance(lost, ServerLostError):
             raise
         recovery.begin(lost)
+    if cluster is not None:
+        cluster.close()
     return result.evaluator_problem is None
 
 

@@ -11,7 +11,7 @@ from embedps.engine.steps.ways import COLLECTIVES
 from embedps.errors import CheckpointError, UsageError
 from embedps.run.cluster_config import asked_of
 from embedps.run.config import TrainConfig
-from embedps.run.tf_config import read_tf_config
+from embedps.run.tf_config import is_of_workers, read_tf_config
 from embedps.storage.file_io import write_bytes
 from embedps.storage.object_store import ObjectPath, as_path, is_local
 
@@ -107,13 +107,18 @@ def chief_task(config: TrainConfig) -> dict[str, Any] | None:
     return task
 
 
-def check_workers(config: TrainConfig) -> None:
-    """Refuses what workers in step, those of a TF_CONFIG without servers, do not have.
+def check_task(config: TrainConfig) -> None:
+    """Checks that a config fits TF_CONFIG, if that is set.
 
     Raises:
-      UsageError: the config asks for it.
+      UsageError: as `chief_task`; or TF_CONFIG has workers only, and the config asks for what these
+        do not have.
     """
-    COLLECTIVES.check(asked_of(config), "workers")
+    task = read_tf_config()
+    if task is not None and is_of_workers(task):
+        COLLECTIVES.check(asked_of(config), "workers")
+    else:
+        chief_task(config)
 
 
 def prepare_directory(config: TrainConfig) -> Path:

@@ -40,6 +40,11 @@ def read_tf_config() -> dict[str, Any] | None:
     return config  # type: ignore[no-any-return]
 
 
+def is_server(config: dict[str, Any]) -> bool:
+    """Tells whether this task serves a chief: as a worker or a parameter server."""
+    return config["task"]["type"] in ("worker", "ps") and not is_of_workers(config)
+
+
 def is_of_workers(config: dict[str, Any]) -> bool:
     """Tells whether TF_CONFIG lists workers only: they train in step, without servers."""
     tasks = config["cluster"]

@@ -114,7 +114,6 @@ def declare(
 
     Args:
       config: the tables' options.
-      columns: the columns.
       embedding_dim: floats per row; by default the config's.
       initializer: of new rows; by default that of TableSpec.
     """
@@ -149,8 +148,6 @@ def find_columns(
 
     Args:
       model: for messages.
-      dataset: the dataset.
-      names: of the columns.
       ragged: whether they must be lists, or must not; None allows both.
 
     Returns:

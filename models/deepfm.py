@@ -38,6 +38,11 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     Raises:
       UsageError: the dataset has no categorical column.
     """
+    return make_added("deepfm", config, dataset, pairwise=True)
+
+
+def make_added(name: str, config: Config, dataset: Dataset, *, pairwise: bool) -> Recommender:
+    """Makes a model of a linear and a deep part; `pairwise` adds the products of ids' vectors."""
     features = declare(
         config, dataset.categorical, embedding_dim=1 + config.embedding_dim, initializer=small()
     )
@@ -51,10 +56,10 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             Embeddings(features),
             label=dataset.label,
             deep_mlp=config.deep_mlp,
-            pairwise=True,
+            pairwise=pairwise,
             dropout=config.dropout,
             compute_dtype=config.compute_dtype,
             edges=edges(dataset, config.numeric_bins),
         )
 
-    return click_recommender("deepfm", config, dataset, build)
+    return click_recommender(name, config, dataset, build)

@@ -5,32 +5,16 @@ wide part are features of the dataset: a schema declares them (`cross = ["site_i
 """
 
 import dataclasses
-from typing import Any
 
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 
-from ._columns import (
-    NetworkConfig,
-    click_recommender,
-    declare,
-    dropout,
-    edges,
-    numeric_bins,
-    small,
-    widths,
-)
+from . import deepfm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(NetworkConfig):
-    """Wide & Deep's options."""
-
-    deep_mlp: tuple[int, ...] = widths(
-        (256, 128), "widths of the deep layers; a last layer of one logit is added"
-    )
-    dropout: float = dropout()
-    numeric_bins: int = numeric_bins()
+class Config(deepfm.Config):
+    """Wide & Deep's options: those of DeepFM."""
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -39,23 +23,4 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     Raises:
       UsageError: the dataset has no categorical column.
     """
-    features = declare(
-        config, dataset.categorical, embedding_dim=1 + config.embedding_dim, initializer=small()
-    )
-
-    def build() -> Any:
-        from embedps.layers.embeddings import Embeddings
-
-        from .networks.wide_deep import WideDeep
-
-        return WideDeep(
-            Embeddings(features),
-            label=dataset.label,
-            deep_mlp=config.deep_mlp,
-            pairwise=False,
-            dropout=config.dropout,
-            compute_dtype=config.compute_dtype,
-            edges=edges(dataset, config.numeric_bins),
-        )
-
-    return click_recommender("wide_deep", config, dataset, build)
+    return deepfm.make_added("wide_deep", config, dataset, pairwise=False)

@@ -30,7 +30,6 @@ class DCNv2(ClickModel):
         """Makes the layers.
 
         Args:
-          embeddings: looks up the features.
           label: the column of 0 and 1.
           cross_layers: how many cross layers.
           deep_mlp: widths of the deep layers.

@@ -88,8 +88,6 @@ class MixtureOfExperts(MultiTask):
         """Makes the layers.
 
         Args:
-          embeddings: looks up the features.
-          labels: the labels to predict.
           shared_experts: experts of all labels, per layer.
           own_experts: experts of each label, per layer.
           layers: of experts and gates.

@@ -97,7 +97,6 @@ class EvictingTable:
         """Makes an empty store.
 
         Args:
-          name: of the table.
           policies: of eviction.
           dim: of its rows.
           max_server_bytes: the limit of all tables of the process; 0 is no limit.
@@ -374,9 +373,7 @@ def layout(content: Content) -> list[Part]:
     return [Table(heads=["peak over limit, by stream", "tables", *heads], rows=rows)]
 
 
-BENCHMARK = Benchmark(
-    name="byte_limit", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

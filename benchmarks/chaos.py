@@ -303,9 +303,7 @@ def _failure(content: Content) -> str | None:
     return None if is_near else f"the AUCs differ by {off:.4f}, more than {MAX_AUC_DIFFERENCE}"
 
 
-BENCHMARK = Benchmark(
-    name="chaos", about=__doc__, config=Config, measure=measure, layout=layout, failure=_failure
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout, failure=_failure)
 
 
 if __name__ == "__main__":

@@ -249,9 +249,7 @@ def layout(content: Content) -> list[Part]:
     return [Table(heads=[*heads, "load, ms", "rate against the disk"], rows=rows)]
 
 
-BENCHMARK = Benchmark(
-    name="checkpoint_cost", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

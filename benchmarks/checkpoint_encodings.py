@@ -169,9 +169,7 @@ def layout(content: Content) -> list[Part]:
     return [Table(heads=heads, rows=rows), f"The best AUC is {content['best_auc']:.5f}."]
 
 
-BENCHMARK = Benchmark(
-    name="checkpoint_encodings", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

@@ -231,9 +231,7 @@ def layout(content: Content) -> list[Part]:
     return [Table(heads=heads, rows=rows), told]
 
 
-BENCHMARK = Benchmark(
-    name="checkpoint_pause", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

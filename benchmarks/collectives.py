@@ -234,8 +234,6 @@ def layout(content: Content) -> list[Part]:
 
 
 BENCHMARK = Benchmark(
-    name="collectives",
-    about=__doc__,
     config=Config,
     measure=lambda config, run: {
         "config": {

@@ -127,8 +127,6 @@ def layout(content: Content) -> list[Part]:
 
 
 BENCHMARK = Benchmark(
-    name="eviction_pause",
-    about=__doc__,
     config=Config,
     measure=lambda config, run: {
         "config": {"dim": DIM, "step_ids": _STEP_IDS, "read_ids": _READ_IDS},

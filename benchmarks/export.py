@@ -177,7 +177,7 @@ def layout(content: Content) -> list[Part]:
     return [figures(f"DLRM, {r['rows']:,} rows x dim {content['dim']}, 26 tables", rows)]
 
 
-BENCHMARK = Benchmark(name="export", about=__doc__, config=Config, measure=measure, layout=layout)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

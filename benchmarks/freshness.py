@@ -186,9 +186,7 @@ def _measure(config: Config, run: Run) -> Content:
         return {"results": measure(config, Path(folder))}
 
 
-BENCHMARK = Benchmark(
-    name="freshness", about=__doc__, config=Config, measure=_measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=_measure, layout=layout)
 
 
 if __name__ == "__main__":

@@ -108,8 +108,6 @@ class OneTable:
         """Draws distinct ids of existing rows, in random order.
 
         Args:
-          rng: the random generator.
-          count: the number of ids.
           among: draw from this many rows inserted in sequence; None: from all rows.
         """
         among = self.rows if among is None else min(among, self.rows)
@@ -306,8 +304,6 @@ def layout(content: Content) -> list[Part]:
 
 
 BENCHMARK = Benchmark(
-    name="growth",
-    about=__doc__,
     config=Config,
     measure=lambda config, run: {
         "config": {

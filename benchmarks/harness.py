@@ -13,9 +13,7 @@ A program is a module of this package. All that it does not say is here: flags, 
     def layout(content: Content) -> list[Part]:
         return [figures("rows", [["seconds", f"{content['results']['secs']:.1f}"]])]
 
-    BENCHMARK = Benchmark(
-        name="rows", about=__doc__, config=Config, measure=measure, layout=layout
-    )
+    BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
     if __name__ == "__main__":
         main(BENCHMARK)
@@ -109,24 +107,29 @@ class Benchmark(Generic[C]):
     """What a program declares.
 
     Attributes:
-      name: of its module in this package, and of its result.
-      about: what --help says above the flags: the module's docstring.
-      config: a dataclass of options.
+      config: a dataclass of options, of the program's module.
       measure: measures, and returns what the result has beside its head. `Run.save` keeps parts.
       layout: lays a result out.
       failure: tells from a result which limit does not hold; None if all do.
       plot: draws a result into a file.
       runs_as: what stands behind `python -m`, where that is not benchmarks.NAME.
+      name: of its result; by default that of its module.
+      about: what --help says above the flags; by default the module's docstring.
     """
 
-    name: str
-    about: str | None
     config: type[C]
     measure: Callable[[C, Run], Content]
     layout: Callable[[Content], Sequence[layout.Part]]
     failure: Callable[[Content], str | None] = lambda content: None
     plot: Callable[[Content, Path], None] | None = None
     runs_as: str = ""
+    name: str = ""
+    about: str | None = None
+
+    def __post_init__(self) -> None:
+        module = sys.modules[self.config.__module__]
+        object.__setattr__(self, "name", self.name or Path(str(module.__file__)).stem)
+        object.__setattr__(self, "about", self.about or module.__doc__)
 
     def run(self, arguments: Sequence[str]) -> int:
         """Runs the command line.

@@ -193,8 +193,6 @@ def layout(content: Content) -> list[Part]:
 
 
 BENCHMARK = Benchmark(
-    name="lag",
-    about=__doc__,
     config=Config,
     measure=lambda config, run: {
         "config": {"batch_rows": BATCH_ROWS, "unit_rows": UNIT_ROWS, "shards": 2},

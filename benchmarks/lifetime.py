@@ -367,8 +367,6 @@ def layout(content: Content) -> list[Part]:
 
 
 BENCHMARK = Benchmark(
-    name="lifetime",
-    about=__doc__,
     config=Config,
     measure=_measure,
     layout=layout,

@@ -292,14 +292,7 @@ def standard_error(values: npt.NDArray[np.float64]) -> float:
     return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
-BENCHMARK = Benchmark(
-    name="model_clicks",
-    about=__doc__,
-    config=Config,
-    measure=measure,
-    layout=layout,
-    failure=unfinished,
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout, failure=unfinished)
 
 
 if __name__ == "__main__":

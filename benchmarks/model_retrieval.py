@@ -195,14 +195,7 @@ def layout(content: Content) -> list[Part]:
     return [*parts, f"{told}Baselines are tuned in the same run."]
 
 
-BENCHMARK = Benchmark(
-    name="model_retrieval",
-    about=__doc__,
-    config=Config,
-    measure=measure,
-    layout=layout,
-    failure=unfinished,
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout, failure=unfinished)
 
 
 if __name__ == "__main__":

@@ -283,9 +283,7 @@ def _speeds(found: dict[str, Any]) -> list[str]:
     return [*(f"{found[key]['median']:,.0f}" for key in ("engine", "keras")), told]
 
 
-BENCHMARK = Benchmark(
-    name="model_speed", about=__doc__, config=Config, measure=_measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=_measure, layout=layout)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,6 @@ def offer(
 
     Args:
       address: of the server.
-      requests: sent in turn.
       rate: requests per second.
       secs: how long to send, after the warm-up.
       seed: of the times.

@@ -224,9 +224,7 @@ def layout(content: Content) -> list[Part]:
     return [Table(heads=[title, "rows per second"], rows=speeds), figures("pipelines.criteo", rows)]
 
 
-BENCHMARK = Benchmark(
-    name="pipelines", about=__doc__, config=Config, measure=_measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=_measure, layout=layout)
 
 
 if __name__ == "__main__":

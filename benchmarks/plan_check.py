@@ -121,9 +121,7 @@ def layout(content: Content) -> list[Part]:
     return [Table(heads=["plan by run", *clusters], rows=rows)]
 
 
-BENCHMARK = Benchmark(
-    name="plan_check", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

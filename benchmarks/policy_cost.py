@@ -218,8 +218,6 @@ def layout(content: Content) -> list[Part]:
 
 
 BENCHMARK = Benchmark(
-    name="policy_cost",
-    about=__doc__,
     config=Config,
     measure=lambda config, run: {
         "config": {

@@ -139,7 +139,7 @@ def layout(content: Content) -> list[Part]:
     ]
 
 
-BENCHMARK = Benchmark(name="ratings", about=__doc__, config=Config, measure=_measure, layout=layout)
+BENCHMARK = Benchmark(config=Config, measure=_measure, layout=layout)
 
 
 if __name__ == "__main__":

@@ -200,9 +200,7 @@ def layout(content: Content) -> list[Part]:
     ]
 
 
-BENCHMARK = Benchmark(
-    name="recovery_time", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

@@ -224,8 +224,6 @@ def layout(content: Content) -> list[Part]:
 
 
 BENCHMARK = Benchmark(
-    name="refresh_interval",
-    about=__doc__,
     config=Config,
     measure=_measure,
     layout=layout,

@@ -144,9 +144,7 @@ def layout(content: Content) -> list[Part]:
     return [figures(title, rows)]
 
 
-BENCHMARK = Benchmark(
-    name="retrieval_scale", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

@@ -248,9 +248,7 @@ def layout(content: Content) -> list[Part]:
     return parts
 
 
-BENCHMARK = Benchmark(
-    name="retrieval_serving", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

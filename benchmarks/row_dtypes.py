@@ -183,9 +183,7 @@ def layout(content: Content) -> list[Part]:
     return [Table(heads=heads, rows=rows)]
 
 
-BENCHMARK = Benchmark(
-    name="row_dtypes", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

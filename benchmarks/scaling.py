@@ -313,8 +313,6 @@ def project(
     """Projects a large cluster: the load of the fullest server's link, and the rate that fills it.
 
     Args:
-      model: the fitted model.
-      point: the model to train.
       rates: examples per second and worker.
     """
     work = point.workload()
@@ -430,14 +428,7 @@ def _failure(content: Content) -> str | None:
     return None if off <= _TOLERANCE else f"a prediction is off by {off:.1%}: {_TOLERANCE:.0%}"
 
 
-BENCHMARK = Benchmark(
-    name="scaling",
-    about=__doc__,
-    config=Config,
-    measure=count_and_fit,
-    layout=layout,
-    failure=_failure,
-)
+BENCHMARK = Benchmark(config=Config, measure=count_and_fit, layout=layout, failure=_failure)
 
 
 if __name__ == "__main__":

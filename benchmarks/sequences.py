@@ -172,9 +172,7 @@ def layout(content: Content) -> list[Part]:
     return [*parts, told]
 
 
-BENCHMARK = Benchmark(
-    name="sequences", about=__doc__, config=Config, measure=measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

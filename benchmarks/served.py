@@ -30,7 +30,6 @@ class Server:
 
         Args:
           module: to run.
-          arguments: of its command.
           prefix: what the command is an argument of, such as `prlimit`.
 
         Raises:

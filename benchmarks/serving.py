@@ -223,7 +223,7 @@ def layout(content: Content) -> list[Part]:
     return [Table(heads=heads, rows=rows), f"{told}."]
 
 
-BENCHMARK = Benchmark(name="serving", about=__doc__, config=Config, measure=measure, layout=layout)
+BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":

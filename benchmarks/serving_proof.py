@@ -206,14 +206,7 @@ def _failure(content: Content) -> str | None:
     return f"{wrong} answers have scores of no manifest that they name" if wrong else None
 
 
-BENCHMARK = Benchmark(
-    name="serving_proof",
-    about=__doc__,
-    config=Config,
-    measure=_measure,
-    layout=layout,
-    failure=_failure,
-)
+BENCHMARK = Benchmark(config=Config, measure=_measure, layout=layout, failure=_failure)
 
 
 if __name__ == "__main__":

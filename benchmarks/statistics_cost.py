@@ -118,8 +118,6 @@ def layout(content: Content) -> list[Part]:
 
 
 BENCHMARK = Benchmark(
-    name="statistics_cost",
-    about=__doc__,
     config=Config,
     measure=lambda config, run: {
         "config": {"batch_size": _BATCH, "default_stats_secs": TrainConfig.stats_secs},

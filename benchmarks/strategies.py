@@ -318,9 +318,7 @@ def _plot(content: Content, path: Path) -> None:
         plot(content["results"], path)
 
 
-BENCHMARK = Benchmark(
-    name="strategies", about=__doc__, config=Config, measure=_measure, layout=layout, plot=_plot
-)
+BENCHMARK = Benchmark(config=Config, measure=_measure, layout=layout, plot=_plot)
 
 
 if __name__ == "__main__":

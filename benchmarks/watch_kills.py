@@ -324,9 +324,7 @@ def layout(content: Content) -> list[Part]:
     return [figures(f"{r['files']} files of a run with --watch, and its server", rows)]
 
 
-BENCHMARK = Benchmark(
-    name="watch_kills", about=__doc__, config=Config, measure=_measure, layout=layout
-)
+BENCHMARK = Benchmark(config=Config, measure=_measure, layout=layout)
 
 
 if __name__ == "__main__":

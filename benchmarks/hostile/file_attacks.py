@@ -238,9 +238,7 @@ def measure(name: str, run: Path, limits: Limits, sizes: Sizes, folder: Path) ->
     """Reads the hostile file and its twin, each in a process of its own.
 
     Args:
-      name: of the attack.
       run: the model directory that is copied.
-      limits: of the processes.
       sizes: of the attack.
       folder: for the copies.
     """

@@ -37,7 +37,6 @@ def train(folder: Path, names: Sequence[str], train_on: pa.Table | None = None) 
 
     Args:
       folder: gets `data` and `model`.
-      names: of the columns.
       train_on: the examples; random ids by default.
     """
     seeds = range(len(names))

@@ -156,9 +156,7 @@ def run(
 
     Args:
       model_dir: of the run to serve.
-      columns: of its model.
       attack: on the server.
-      limits: of the server.
       rate: of the others' requests, per second.
       secs: of each of the three phases; an attack that takes longer is waited for.
     """

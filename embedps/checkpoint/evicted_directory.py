@@ -47,7 +47,6 @@ class EvictedFile:
 
         Args:
           path: where the file appears when the block ends.
-          tables: of the group.
           step: training steps done.
         """
         self._path = path

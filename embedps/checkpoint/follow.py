@@ -105,7 +105,6 @@ class Follower:
         """Starts at a position, or without rows.
 
         Args:
-          directory: of the checkpoints.
           position: of the rows that the reader holds.
           holder: the reader's name in `inspect`.
         """
@@ -215,7 +214,6 @@ def follow(
     Later it comes only if no kept deltas continue from the position.
 
     Args:
-      directory: of the checkpoints.
       position: from a `Reached`; the start of the chain if not given.
       idle_secs: return after so many seconds without a commit.
       stop: return when this is set.

@@ -157,7 +157,6 @@ class LeaseRenewer:
         """Leases nothing yet.
 
         Args:
-          directory: of the checkpoints.
           name: the lease's; by default made of the holder, the machine and the process.
           holder: the reader's name, for people.
           expire_secs: after which the lease ends if it is not renewed.

@@ -135,7 +135,6 @@ def collect_garbage(
     `directory.exclusive()`.
 
     Args:
-      directory: of the checkpoints.
       keep: policies; at least one.
       under_way: the directories of other saves that are still written; they stay.
       now: seconds since the epoch; if not given, the clock's time for the policies and the store's

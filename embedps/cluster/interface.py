@@ -144,7 +144,6 @@ class Cluster(abc.ABC):
 
         Args:
           function: what to run; if its worker dies, it runs again on another.
-          args: its arguments.
           on_start: called each time a worker begins it, on that worker's thread.
           on_death: as a ScheduledCall has it.
           order: workers begin calls of a lower order first.

@@ -48,7 +48,6 @@ class ChildProcess:
         Args:
           arguments: of the Python interpreter.
           log: a file; its directory must be there.
-          environment: its variables.
           stdin: a file that it reads from the start, each time that it is started.
         """
         self.log = log

@@ -41,7 +41,6 @@ def read(
 
     Args:
       config: each of its options is a flag.
-      arguments: of the command.
       prog: what the user called it.
       description: for --help.
       epilog: what --help ends with.
@@ -106,7 +105,6 @@ def add_flags(
     """Adds a flag for each option of a config dataclass, in its sections.
 
     Args:
-      parser: gets the flags.
       config: a field's metadata has the flag's `help`, and its `choices` and `metavar` if it has
         any: see `config_fields.option`.
       title: of the options that are in no section.

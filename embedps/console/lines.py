@@ -13,9 +13,5 @@ def say(text: str, *, file: TextIO | None = None) -> None:
 
     Ends of lines, control characters and bytes that are no UTF-8 are escaped: a name can neither
     forge a line of a log nor move a terminal's cursor.
-
-    Args:
-      text: the line.
-      file: stdout by default.
     """
     print(printable(text), file=file or sys.stdout, flush=True)

@@ -37,7 +37,6 @@ def make_table(title: str, *headings: str, left: int = 1) -> Table:
 
     Args:
       title: above it.
-      headings: of its columns.
       left: how many columns are text, on the left; numbers are on the right.
     """
     table = _Table(title=Text(printable(title)), title_justify="left")

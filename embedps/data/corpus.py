@@ -40,7 +40,6 @@ class Corpus:
         """Collects the items of all splits. An item has the features of its first row.
 
         Args:
-          dataset: the dataset.
           column: of an item's id per row.
           features: further columns of the item.
           lists: columns of lists of such ids. An item that only lists name must have no features.

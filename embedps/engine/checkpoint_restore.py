@@ -34,8 +34,6 @@ def check_tables(
     """Checks that a checkpoint is of these tables.
 
     Args:
-      manifest: of the checkpoint.
-      tables: the model's.
       embedding_dim: what the model's config calls so; its rows may have more floats.
 
     Raises:
@@ -189,7 +187,6 @@ def read_values(
     got another attribute, are paired in order. Files of before names have numbers: there, all are.
 
     Args:
-      directory: of the checkpoints.
       manifest: one of them.
       variables: of the network, or of the network and its optimizer, by name.
       whole: whether the file must have exactly these variables.

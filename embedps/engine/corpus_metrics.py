@@ -49,8 +49,6 @@ def encode_candidates(
 
     Args:
       candidates: what the metrics rank.
-      embeddings: the model's layer.
-      collection: the tables.
     """
     encoded: list[tf.Tensor] = []
     for each in candidates:
@@ -69,7 +67,6 @@ def encoder(
 
     Args:
       candidates: what it encodes.
-      embeddings: the layer of the model.
       collection: has the rows.
       in_any_batch: a candidate's vector has the same bits in any batch.
     """
@@ -101,7 +98,6 @@ def ranking(
 
     Args:
       model: whose metrics they are.
-      candidates: what they rank.
       encoded: what `encode_candidates` returned; empty in a step.
     """
     with ExitStack() as stack:

@@ -74,7 +74,6 @@ def check_transforms(manifest: Manifest, digest: str) -> None:
     """Checks that a dataset's values mean what those that a checkpoint was trained on mean.
 
     Args:
-      manifest: of the checkpoint.
       digest: of the dataset's transforms; one that is empty, on either side, is not compared.
 
     Raises:
@@ -92,7 +91,6 @@ def check_optimizer(
 
     Args:
       manifest: of `directory`.
-      directory: of the checkpoints.
       kind: the optimizer of this run.
       model: whose variables come first in the file.
 

@@ -33,7 +33,6 @@ def check_step(
 
     Args:
       model: built.
-      strategy: the cluster's.
       on_servers: whether the network's variables are on parameter servers, or updated as there.
 
     Returns:

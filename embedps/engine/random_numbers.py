@@ -28,7 +28,6 @@ def reseed_generators(network: tf.keras.Model, seed: int, step: int) -> None:
 
     Args:
       network: built; its generators and TensorFlow's global seed are set.
-      seed: of the run.
       step: the step from which the run resumes.
     """
     seeds = np.random.SeedSequence([seed, step])

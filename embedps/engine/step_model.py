@@ -49,7 +49,6 @@ class StepModel:
         """Makes the model and its variables; call it in the strategy's scope.
 
         Args:
-          recommender: the declaration.
           dataset: whose columns the model gets.
 
         Raises:

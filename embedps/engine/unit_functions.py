@@ -89,8 +89,6 @@ def make_train_unit(
       model: made in the strategy's scope; with `workers`, the same on all of them.
       optimizer: a Keras optimizer of the model's variables, its own variables made.
       collection: the tables; with `workers`, a shard for each.
-      strategy: the cluster's.
-      unit_input: reads a unit's batches.
       overlap: request the next step's rows and variables while a step computes; has no effect in
         one process.
       clip: limits the gradients of a batch.

@@ -19,7 +19,6 @@ def name_variables(
     """Names a model's variables by their attributes, such as "deep/layers/0/kernel".
 
     Args:
-      model: the model.
       variables: those to name; their order is kept.
 
     Returns:
@@ -34,7 +33,6 @@ def name_optimizer(optimizer: Any, named: Mapping[str, tf.Variable]) -> dict[str
 
     Args:
       optimizer: a Keras optimizer; its variables are made.
-      named: the model's variables.
 
     Returns:
       The variables that a checkpoint holds by name, such as "optimizer/m/deep/layers/0/kernel".

@@ -128,9 +128,7 @@ class Evaluator(RestoredModel):
         """Makes empty tables and an untrained network.
 
         Args:
-          recommender: the model that was trained.
           dataset: has the examples to score.
-          directory: of the checkpoints.
           split: the name of the dataset's split to score.
           batch_rows: examples per batch.
           num_shards: of each table in this process; the scores do not depend on it.
@@ -213,7 +211,6 @@ class Evaluator(RestoredModel):
         predictions by name. They are those of `embedps.load`, bit for bit.
 
         Args:
-          path: of the file.
           on_progress: called with the examples scored so far.
 
         Returns:

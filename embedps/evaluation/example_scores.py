@@ -96,9 +96,7 @@ def write_scores(path: Path, tables: Iterable[pa.Table], metadata: Mapping[str, 
     """Writes scores; the file is there once it is complete. Memory is that of a row group.
 
     Args:
-      path: of the file.
       tables: the scores, one table or more.
-      metadata: of the file.
 
     Returns:
       How many examples there are.

@@ -126,8 +126,6 @@ def check_files(paths: Sequence[Path], dataset: Dataset, *, raw: bool) -> None:
     Prints a line if a file does not say it. Files that are not Parquet have raw records.
 
     Args:
-      paths: of the files.
-      dataset: of the model.
       raw: whether the transforms are to be applied to the files.
 
     Raises:

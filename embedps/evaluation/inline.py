@@ -109,7 +109,6 @@ class InlineEvaluation:
 
         Args:
           dataset: has the split's files.
-          split: its name.
           stop: ends the scoring.
           on_death: of its units, as a ScheduledCall has it.
         """

@@ -24,7 +24,6 @@ def write_items(path: Path, name: str, batches: Iterable[tuple[Any, Any]]) -> in
     """Writes items; the file is there once it is complete. Memory is that of one batch.
 
     Args:
-      path: of the file.
       name: of the column of the ids.
       batches: vectors, float32 [n, dim], and ids [n].
 

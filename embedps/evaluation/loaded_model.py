@@ -117,9 +117,6 @@ class LoadedModel(RestoredModel):
         of float32 of one length. It is there once it is complete. Memory is that of one batch.
         `embedps.evaluation.item_file.read_items` reads it.
 
-        Args:
-          path: of the file.
-
         Returns:
           How many items it has.
 

@@ -39,9 +39,7 @@ class RestoredModel:
         """Makes empty tables and an untrained network.
 
         Args:
-          recommender: the model that was trained.
           dataset: whose columns it gets.
-          directory: of the checkpoints.
           num_shards: of each table in this process.
           seed: the run's, for random values that the network draws when it is made and that
             checkpoints do not hold.

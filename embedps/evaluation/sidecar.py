@@ -44,7 +44,6 @@ class Sidecar:
         """Starts the process; its output goes to MODEL_DIR/logs/evaluator.log.
 
         Args:
-          config: of the run.
           resumed_after: a final checkpoint up to this number is not this run's last one.
           recommender: the model, if no module's name gives it. The process reads it from its
             standard input, so that it is in no file that others could change.

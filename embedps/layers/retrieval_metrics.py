@@ -67,7 +67,6 @@ class RetrievalMetrics(tf.keras.metrics.Metric):
         Args:
           candidates: all items, with an int64 identifier, in its ascending order.
           at: the values of k.
-          name: of the metric.
 
         Raises:
           UsageError: a k is below 1, or the candidates have no int64 identifier.

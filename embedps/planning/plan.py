@@ -140,9 +140,6 @@ def make_plan(
     """Plans a run.
 
     Args:
-      recommender: the model.
-      dataset: the run's.
-      config: of the run.
       asked: what to plan for.
 
     Raises:

@@ -47,7 +47,6 @@ def hold_rows(
     Tables grow side by side until a limit is reached; then a table keeps what memory it has.
 
     Args:
-      tables: of the run.
       counted: their distinct ids.
       num_ps: the servers, with a shard of each table.
       max_server_bytes: that all tables of a server share; 0 is no limit.

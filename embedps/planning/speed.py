@@ -99,9 +99,6 @@ def predict_speed(
 
     Args:
       step: measured on a cluster.
-      machines: of the cluster.
-      num_workers: of the cluster.
-      num_ps: of the cluster.
       worker_bytes: per step, the larger of a worker's bytes in and out.
       server_bytes: per step of one worker, the larger of the fullest server's bytes in and out.
       staleness_bound: the most updates of others that a step may meet: one more worker than that
@@ -133,11 +130,8 @@ def measure_step(
     TensorFlow never leaves a cluster, so a process can measure one with servers only.
 
     Args:
-      recommender: the model.
       dataset: whose units are trained.
-      config: of the planned run.
       num_ps: servers of a local cluster; 0 trains in this process.
-      num_workers: workers of the cluster.
       secs: how long to measure.
       say: is told what goes on.
     """

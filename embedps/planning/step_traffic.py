@@ -80,7 +80,6 @@ def place_variables(sizes: Sequence[int], num_servers: int) -> list[list[int]]:
 
     Args:
       sizes: of the variables, in the order in which they are made.
-      num_servers: of the cluster.
 
     Returns:
       The indexes into `sizes` of each server's variables.

@@ -54,8 +54,6 @@ def calls_of(sync: SyncMode, num_workers: int, unit_steps: float) -> float:
     """Predicts the gRPC calls per step of a worker, at each server.
 
     Args:
-      sync: the mode.
-      num_workers: of the cluster.
       unit_steps: batches per unit.
     """
     return _fixed("calls", own_steps(sync, num_workers, unit_steps))

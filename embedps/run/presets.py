@@ -45,7 +45,6 @@ def preset_values(name: str | None, model: str, *configs: type) -> dict[str, Any
     Args:
       name: one of PRESETS; None is no preset.
       model: of the zoo, or the user's own.
-      configs: of the run and of its model.
     """
     if name is None:
         return {}

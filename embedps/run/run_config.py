@@ -116,7 +116,6 @@ def read_run(model_dir: Path, *, model: str | None = None) -> RunConfig:
     module is imported only if the caller names it too.
 
     Args:
-      model_dir: the model directory of a run.
       model: the module of the run's model.
 
     Raises:

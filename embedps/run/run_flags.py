@@ -41,7 +41,6 @@ class RunFlags:
         """Makes the parser; finds the model, whose options are flags too.
 
         Args:
-          arguments: of the command.
           prog: what the user called it.
           description: for --help.
           defaults: of options that a run must be given and the command does not need.

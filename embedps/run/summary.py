@@ -157,7 +157,6 @@ def complete(
     """Makes summary.json's content.
 
     Args:
-      result: of the run.
       before: the old content of summary.json. If this run had nothing left to do, the old
         measurements stay.
       config: the run's, as config.json has it.

@@ -71,16 +71,13 @@ def export_model(
     """Writes OUTPUT/<number>: a SavedModel that TensorFlow loads without embedps.
 
     Args:
-      recommender: the run's model.
       dataset: whose columns it gets.
-      directory: of the checkpoints.
       output: of the exports.
       number: of the checkpoint's manifest.
       top_k: how many of its candidates a retrieval model gives a request.
       unknown_query: what a query gets none of whose ids has been trained.
       row_dtype: of the stored rows.
       table: of the dataset's `embedps.Transforms`, to take raw values too.
-      seed: the run's.
       on_progress: called with the rows that were read, and their total; each is read twice.
 
     Raises:

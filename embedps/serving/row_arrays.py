@@ -101,10 +101,8 @@ def stack_rows(
     """Makes the arrays of a checkpoint's rows, which are first rounded as their tables hold them.
 
     Args:
-      directory: of the checkpoints.
       manifest: one of them.
       tables: those to read.
-      row_dtype: of the rows.
       with_updates: keep how often rows were updated.
       on_rows: called with the rows that were read since; each is read twice.
 

@@ -62,7 +62,6 @@ class StockModel(tf.Module):
         """Finds out what the predictions depend on.
 
         Args:
-          model: the model.
           unknown_query: what a query gets none of whose ids has been trained.
           table: of the dataset's `embedps.Transforms`, to take raw values too.
 
@@ -113,7 +112,6 @@ class StockModel(tf.Module):
         """Takes the rows of `tables`, and encodes the candidates with them.
 
         Args:
-          tables: the rows.
           top_k: how many of the candidates a request gets.
         """
         self._tables = tables
@@ -334,7 +332,6 @@ def trace(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]) -> A
 
     Args:
       function: of tensors by name.
-      specs: of the tensors.
 
     Raises:
       UsageError: it needs an op that is not TensorFlow's own.

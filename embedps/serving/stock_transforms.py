@@ -56,7 +56,6 @@ class StockTransforms(tf.Module):
         Args:
           table: of the dataset's `embedps.Transforms`.
           columns: those that the model reads.
-          missing_id: the dataset's.
           takes_decoded: takes ids of texts, and times written as text, as the int64 that
             `Transforms.decode` makes of them; otherwise, such columns are refused.
 

@@ -489,7 +489,6 @@ class EmbeddingCollection:
         """Removes a table's rows of which the last update is old and the updates are few.
 
         Args:
-          table: the table's name.
           before_step: removes rows that were last updated before this step,
           max_frequency: and that have fewer updates than this.
 

@@ -38,7 +38,6 @@ class EvictedFiles:
         """Has no files yet: rows that go are dropped.
 
         Args:
-          groups: the groups of tables.
           stores: by group and shard; they keep evicted rows.
           devices: each shard's device.
         """

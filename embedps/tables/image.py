@@ -31,7 +31,6 @@ def read_image(collection: EmbeddingCollection, *, step: int) -> Image:
 
     Args:
       collection: of one shard, in this process; no step may run.
-      step: the training steps done.
 
     Raises:
       CheckpointError: the temporary folder has no room.

@@ -32,9 +32,7 @@ def make_store(
     """Makes an empty store on a shard's device and returns its handle.
 
     Args:
-      group: the tables.
       shard: the number of the shard.
-      num_shards: of the group.
       device: the shard's.
       container: as of `EmbeddingCollection`.
       name: of the collection, unique among all clients.

@@ -50,7 +50,6 @@ def add_group(
 
     Args:
       result: of the groups before.
-      collection: the tables.
       lists: float32 [num shards, n], the groups' lists one after the other; `pad` stacks a group's.
       first: where the group's lists begin.
       lengths: by shard, of how many rows; none if nothing was asked for.

@@ -64,7 +64,6 @@ class RowFiles:
         """Prepares to call the stores.
 
         Args:
-          groups: the groups of tables.
           stores: by group and shard.
           devices: each shard's device.
           optimizer_slots: whether to load optimizer slots too.

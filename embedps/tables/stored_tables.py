@@ -19,7 +19,6 @@ def check_tables(
 
     Args:
       stored: what `TableSpec.to_json` gave.
-      tables: of the model.
 
     Raises:
       DimMismatchError: a table is absent on one side, or differs in dim, optimizer or `absent`.

@@ -55,7 +55,6 @@ def make_scan(
     A walk rests often while training uses the rows: it takes half a percent of a server's cores.
 
     Args:
-      groups: of tables.
       stores: each group's store on each shard.
       devices: each shard's.
     """

@@ -47,7 +47,6 @@ def read_stats(
     """Reads the counts of each shard.
 
     Args:
-      groups: of tables.
       stores: each group's store on each shard.
       devices: each shard's.
     """

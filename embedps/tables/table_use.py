@@ -59,7 +59,6 @@ def read_use(
     """Reads the counts of each shard.
 
     Args:
-      groups: of tables.
       stores: each group's store on each shard.
       devices: each shard's.
     """

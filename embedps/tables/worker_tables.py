@@ -42,14 +42,7 @@ class WorkerTables(EmbeddingCollection):
     """
 
     def __init__(self, *args: Any, rank: int, workers: Workers, **kwargs: Any) -> None:
-        """Creates empty stores; see `EmbeddingCollection`.
-
-        Args:
-          args: of the collection.
-          rank: of this worker.
-          workers: all of them.
-          kwargs: of the collection.
-        """
+        """Creates empty stores; see `EmbeddingCollection`."""
         super().__init__(*args, **kwargs)
         self._rank = rank
         self._workers = workers

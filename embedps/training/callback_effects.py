@@ -20,7 +20,6 @@ class CallbackEffects:
         """Acts on the evaluations of earlier runs, without saying so.
 
         Args:
-          callbacks: of the run.
           set_dense_rate: sets the network's learning rate to a factor of the config's.
         """
         self._callbacks = callbacks

@@ -84,7 +84,6 @@ class CheckpointWriter:
 
         Args:
           directory: of the checkpoints; on a cluster, the parameter servers must see it.
-          collection: the tables.
           variables: of the network and its optimizer, by name; a rerun must give the same ones.
           model: the model's signature, which the manifests store.
           rebase: when a new base is written; `Consecutive()` if not given.
@@ -167,7 +166,6 @@ class CheckpointWriter:
           ledger: its state, read before this call: the tables have every unit it lists as done.
           partially_applied: called once the tables are cut; it returns the ledger's state of units
             that may be partially applied. A rerun visits and counts these again.
-          progress: the run's counters.
           final: no checkpoint follows.
           rest_secs: how long in all the shards' writers may rest while training needs the cores
             (`RowFiles.write`); 0 writes at full speed.

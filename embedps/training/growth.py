@@ -94,7 +94,6 @@ def forecast_tables(
     """Forecasts the limits of tables; each shard has an equal part of a limit.
 
     Args:
-      tables: of the run.
       shards: what each holds.
       rows_per_hour: by table, of each shard.
       evicted_bytes: as of `byte_limits.evicted_bytes`.
@@ -140,7 +139,6 @@ def forecast_servers(
 
     Args:
       limit: of each server.
-      tables: of the run.
       servers: what the shards of each hold.
       rows_per_hour: of each server, by table.
       evicted_bytes: as of `byte_limits.evicted_bytes`.

@@ -34,8 +34,6 @@ class RunScoring:
 
         Args:
           run: its configs.
-          recommender: its model.
-          directory: its checkpoints.
           inline: scores on the workers; None if the config asks for another way.
         """
         self._run = run
@@ -93,7 +91,6 @@ class RunScoring:
 
         Args:
           last: the run's last checkpoint.
-          ledger: of the run.
           scored_step: the step of the last evaluation.
           stop: ends the scoring, which then gives no scores.
           check: raises if the cluster cannot go on.

@@ -45,7 +45,6 @@ class TableReport:
         """Knows nothing yet.
 
         Args:
-          tables: of the run.
           share_machine: all shards use the memory of one machine.
           server_limit: of the bytes of each server, if there is one.
           evicted_bytes: as of `byte_limits.evicted_bytes`, if there are files of evicted rows.

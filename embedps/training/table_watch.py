@@ -45,7 +45,6 @@ class TableWatch:
         """Has not looked yet.
 
         Args:
-          collection: the tables.
           model_dir: gets statistics.json.
           every_secs: from one look to the next; 0 looks at the end only.
           share_machine: all parameter servers run on one machine.

@@ -105,10 +105,8 @@ class Trainer:
         """Makes the cluster, the tables and the network, and restores the last checkpoint.
 
         Args:
-          recommender: the model.
           dataset: the dataset of `config.data`. The run reads its split "train"; the workers must
             see its files.
-          config: how to train.
           cluster: where to train. By default it is the one that `config` or TF_CONFIG asks for, and
             `fit` closes it; a cluster that is given stays open.
           recovered_from: the progress that an earlier process lost; this run resumes after it.

@@ -67,13 +67,9 @@ class TrainingLoop:
         """Takes what it polls.
 
         Args:
-          config: of the run.
           cluster: where the units run.
           setup: what is trained.
           notices: ask for a stop.
-          effects: of the callbacks.
-          recoveries: of the run.
-          scoring: of the run.
           watch: of the directory where files arrive; None if the run has none.
           check_cluster: raises if the cluster cannot go on.
         """

@@ -100,9 +100,7 @@ def set_up(
     """Makes the parts of a run and restores the last checkpoint of its model directory.
 
     Args:
-      recommender: the model.
       dataset: whose split "train" is read.
-      config: how to train.
       cluster: where.
       keep: which checkpoints stay, besides those that the config asks for.
       run_id: tells this run's tables from those of other runs in this process.

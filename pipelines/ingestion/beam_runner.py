@@ -27,7 +27,6 @@ def make_pipeline(flags: Sequence[str], *, verbose: bool) -> beam.Pipeline:
     """Makes an empty pipeline.
 
     Args:
-      flags: Beam's flags.
       verbose: whether worker processes log; Beam's own workers log each start and end.
 
     Raises:

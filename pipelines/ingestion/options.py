@@ -160,7 +160,6 @@ def parse_options(argv: Sequence[str], schema: str | None = None) -> Options:
     """Parses the command line; unknown flags are passed to Beam.
 
     Args:
-      argv: the flags.
       schema: the name of the command's fixed schema; None: the --schema flag gives it.
 
     Raises:

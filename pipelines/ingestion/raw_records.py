@@ -64,7 +64,6 @@ class RawReader:
         """Takes what to read.
 
         Args:
-          transforms: the dataset's.
           columns: of the dataset, to make.
           keep: the files' columns to give as they are; of text files, declared ones.
           batch_rows: the most records at a time.

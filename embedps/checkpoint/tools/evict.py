@@ -84,8 +84,6 @@ def evict(
     """Removes rows of a table, and commits a manifest with a delta of the removals.
 
     Args:
-      directory: of the checkpoint.
-      table: the table's name.
       selection: which rows go.
       evicted_rows: a directory that gets these rows, as a run's `--evicted-rows`.
 

@@ -44,7 +44,6 @@ def rollback(directory: CheckpointDirectory, number: int) -> RollbackResult:
     of evaluation.jsonl, because the next run acts on what it finds there.
 
     Args:
-      directory: of the checkpoint.
       number: the older manifest's.
 
     Raises:

@@ -24,7 +24,6 @@ def make_page(name: str, statistics: CheckpointStatistics, of_run: RunStatistics
 
     Args:
       name: of its directory.
-      statistics: of the checkpoint.
       of_run: what the run last saw.
     """
     parts = [

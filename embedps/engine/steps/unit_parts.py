@@ -56,8 +56,6 @@ def rank_of_unit(
     """Gives the rows of a unit that a rank reads.
 
     Args:
-      first_row: of the unit.
-      num_rows: of the unit.
       batch_rows: rows per batch.
       rank: in [0, num_ranks).
       num_ranks: how many ranks take each step.

@@ -18,7 +18,6 @@ class GraphCall:
         """Calls it once, to find whether one thread can run it: it cannot run loops.
 
         Args:
-          function: the concrete function.
           small: its arguments of a small batch.
         """
         self._function = function  # which frees the graph when it goes

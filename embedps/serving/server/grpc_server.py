@@ -70,7 +70,6 @@ class GrpcServer:
 
         Args:
           api: the models.
-          host: the address to listen on.
           port: 0 takes a free one.
           max_waiting: requests that may wait for scores; each has a thread.
           certificate: files of the certificate chain and its key, for TLS.

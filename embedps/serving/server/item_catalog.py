@@ -31,7 +31,6 @@ class ItemCatalog:
 
         Args:
           candidates: what the model ranks.
-          features: the model's.
         """
         name = candidates.identifier
         self._identifier = name

@@ -106,7 +106,6 @@ def _integer(name: str, value: Any, missing: int | bytes | None) -> int:
     """Reads an int64. From 2^63 on, it is the id of the same bits, as a dataset has it.
 
     Args:
-      name: of the tensor.
       value: a number, its digits as a text (a program of JavaScript has 53 bits of a number), or
         null.
       missing: what null means; None if it has no meaning.

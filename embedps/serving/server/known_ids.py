@@ -52,7 +52,6 @@ class QueryIds:
         """Finds the features.
 
         Args:
-          model: the model.
           collection: its rows, of one shard.
           query: the prediction that is a query's vector.
         """
@@ -65,7 +64,6 @@ class QueryIds:
         """Tells which queries have ids but none that is known, bool [rows].
 
         Args:
-          columns: of the queries.
           rows: how many, int64.
         """
         if not self._features:

@@ -59,7 +59,6 @@ class LiveItems:
 
         Args:
           model: for which `ranks_items` holds.
-          collection: its rows.
           queries: computes a sample of queries, float32 [queries, dim].
           ranking: how items are ranked.
 

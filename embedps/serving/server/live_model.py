@@ -72,13 +72,10 @@ class LiveModel(LoadedModel):
         """Loads a manifest, and scores a few records, so that the first request does not wait.
 
         Args:
-          recommender: the run's model.
           dataset: whose columns it gets.
-          directory: of the checkpoints.
           manifest: to load.
           ranking: how a retrieval model ranks its items.
           transforms: the dataset's `embedps.Transforms`, to take raw values too.
-          seed: the run's.
 
         Raises:
           UsageError: the model has no call, or a transform has no twin in TensorFlow.

@@ -50,10 +50,8 @@ class MadeColumns:
         """Traces a function.
 
         Args:
-          form: of the requests that are made.
           columns: that the model's predictions depend on.
           make: makes these columns of a request's tensors, in a tf.function.
-          specs: of the tensors.
           lists: the columns of lists among them.
           missing: what a missing id is, by tensor of ids.
           decode: by tensor, what makes int64 of its texts before that; it raises DatasetError.
@@ -157,10 +155,8 @@ def of_raw(
     """Makes the format of raw values, as an export's signature "raw" has it, and with texts.
 
     Args:
-      form: of the requests that are made.
       columns: that the model's predictions depend on.
       transforms: the dataset's `embedps.Transforms`.
-      missing_id: the dataset's.
 
     Raises:
       UsageError: a transform has no twin in TensorFlow.

@@ -123,7 +123,6 @@ class ModelApi:
         """Scores records.
 
         Args:
-          name: of the model.
           read: reads the request; it takes the place before it makes arrays.
           version: the number of the manifest that must answer; None takes any.
           signature: of the request; empty is the default one.

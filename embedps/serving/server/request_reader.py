@@ -51,7 +51,6 @@ def parsed_bytes(data: bytes, forms: Sequence[Format]) -> int:
     While protobuf parses, no other request is worked on.
 
     Args:
-      data: the request.
       forms: one of which it has; any if there are none.
 
     Raises:

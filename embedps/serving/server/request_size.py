@@ -111,7 +111,6 @@ def column_bytes(form: _Form, values: Mapping[str, int], texts: Mapping[str, int
     """Counts the bytes of a request's columns.
 
     Args:
-      form: of the request.
       values: by tensor its values.
       texts: by tensor of texts their bytes.
 

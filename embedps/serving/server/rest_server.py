@@ -58,7 +58,6 @@ class RestServer:
 
         Args:
           api: the models.
-          host: the address to listen on.
           port: 0 takes a free one.
           certificate: files of the certificate chain and its key, for TLS.
           max_connections: that clients may have open.

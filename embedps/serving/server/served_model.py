@@ -85,8 +85,6 @@ class ServedModel:
         """Loads a manifest, and starts to follow those after it.
 
         Args:
-          name: of the model.
-          directory: of the checkpoints.
           make: loads a manifest.
           number: of the manifest to serve, which pins it; None serves the newest that is whole.
           follows: whether to serve newer manifests as they are committed.

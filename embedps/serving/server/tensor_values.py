@@ -41,8 +41,6 @@ def read_vector(name: str, tensor: Any, dtype: tf.DType, *, most: int) -> Array:
     """Reads a vector, of shape [n] or [n, 1].
 
     Args:
-      name: of the tensor.
-      tensor: a TensorProto.
       dtype: that it must have, int64, float32, float64 or string.
       most: values that it may have.
 

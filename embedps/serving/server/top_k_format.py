@@ -52,7 +52,6 @@ class TopKFormat(RequestFormat):
 
         Args:
           query: the columns.
-          missing_id: of the dataset.
           has_ids: whether items have ids of int64, which `seen` and `allowed` can name.
           default_k: how many items a request gets that does not say it.
           max_k: how many it may ask for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,20 @@ def trainer(dataset: Dataset, model_dir: Path, build: Any, **options: Any) -> em
     return embedps.Trainer(embedps.Recommender(build=build), dataset, config)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    trainer(dataset, folder, lambda: Model("ab")).fit()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def copied(tmp_path: Path, trained: Path) -> None:
+    """Begins with what was trained."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+
+
 def test_layers_in_another_order_restore_by_name(tmp_path: Path, dataset: Dataset) -> None:
-    trainer(dataset, tmp_path, lambda: Model("ab")).fit()
     stored = dense_of(tmp_path)
     model = ["first/kernel", "first/bias", "second/kernel", "second/bias", "last/kernel"]
     model = [*model, "last/bias"]
@@ -70,7 +83,6 @@ def test_layers_in_another_order_restore_by_name(tmp_path: Path, dataset: Datase
 def test_renamed_layers_and_files_of_before_restore_in_order(
     tmp_path: Path, dataset: Dataset
 ) -> None:
-    trainer(dataset, tmp_path, lambda: Model("ab")).fit()
     stored = dense_of(tmp_path)
     renamed = trainer(dataset, tmp_path, lambda: Model("ab", ("first", "other")))
     for ours, theirs in zip(renamed._setup.model.variables, stored.values(), strict=False):
@@ -93,7 +105,6 @@ def test_a_variable_of_another_shape_is_named(tmp_path: Path, dataset: Dataset) 
             super().__init__("ab")
             self.second = tf.keras.layers.Dense(5)
 
-    trainer(dataset, tmp_path, lambda: Model("ab")).fit()
     with pytest.raises(DimMismatchError, match=r"'last/kernel' has shape \(9, 1\)"):
         trainer(dataset, tmp_path, Wider)
 

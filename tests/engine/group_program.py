@@ -312,18 +312,13 @@ def check_all_lost(directory: Path, cluster: LocalCluster) -> None:
     print(f"all lost: groups {last_groups(model)}", flush=True)
 
 
-def main(directory: Path, *, only_order: bool) -> None:
-    """Checks all of this with three workers on two servers; or the order, which needs one."""
+def main(directory: Path) -> None:
+    """Checks all of this with three workers on two servers."""
     cluster = LocalCluster(
-        num_ps=2,
-        num_workers=1 if only_order else 3,
-        log_dir=directory / "logs",
-        server_timeout_secs=3,
+        num_ps=2, num_workers=3, log_dir=directory / "logs", server_timeout_secs=3
     )
     try:
         check_order(directory, cluster)
-        if only_order:
-            return
         for sync in ("full", "dense"):
             check_script(directory, cluster, sync, 1)
         check_script(directory, cluster, "full", 0)
@@ -335,4 +330,4 @@ def main(directory: Path, *, only_order: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), only_order="order" in sys.argv[2:])
+    main(Path(sys.argv[1]))

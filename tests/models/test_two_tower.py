@@ -34,22 +34,19 @@ LEARN: dict[str, Any] = {
     "dense_learning_rate": 0.01,
 }
 FLAGS = ("--held-out=held_out", "--seen=seen", "--at=10", "--embedding-dim=8")
-CCL: dict[str, Any] = {
-    "loss": "ccl",
-    "normalize": True,
-    "num_negatives": 60,
-    "margin": 0.2,
-    "negative_weight": 5.0,
-}
 VARIANTS: dict[str, dict[str, Any]] = {
     "softmax": {},
-    "without log q": {"log_q": False},
-    "cosine": {"normalize": True, "temperature": 0.2},
-    "mixed negatives": {"num_negatives": 50},
-    "ccl": CCL,
-    "ccl of histories": {**CCL, "history": "history"},
+    "cosine without log q": {"normalize": True, "temperature": 0.2, "log_q": False},
+    "mixed negatives of layers": {"num_negatives": 50, "tower_mlp": (16,), "dropout": 0.1},
+    "ccl of histories": {
+        "loss": "ccl",
+        "normalize": True,
+        "num_negatives": 60,
+        "history": "history",
+        "margin": 0.2,
+        "negative_weight": 5.0,
+    },
     "bpr": {"loss": "bpr", "num_negatives": 40},
-    "towers of layers": {"tower_mlp": (16,), "dropout": 0.1},
     "hard negatives": {"hard_negatives": "seen", "num_negatives": 20},
 }
 

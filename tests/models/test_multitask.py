@@ -135,7 +135,9 @@ def test_one_label_is_enough_and_dropout_resumes(tmp_path: Path, module: ModuleT
     dataset = write_dataset(tmp_path / "set", train=(600,))
     recommender = make(module, dataset, dropout=0.2)
     make_trainer(dataset, tmp_path / "m", recommender=recommender).fit()
-    assert make_trainer(dataset, tmp_path / "m", recommender=recommender, epochs=2).fit().finished
+    resumed = make_trainer(dataset, tmp_path / "m", recommender=recommender, epochs=2)
+    assert resumed.ledger.num_done == resumed.ledger.units_per_epoch
+    resumed.close()
 
 
 @MODULES

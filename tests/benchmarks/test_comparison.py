@@ -58,24 +58,7 @@ def test_ours_is_measured_when_a_peer_cannot_be_installed(monkeypatch, tmp_path,
 
 
 @pytest.mark.multiprocess
-def test_another_case_begins_each_round(monkeypatch):
-    order = []
-    original = comparison._RunningSystems.measure
-
-    def noted(running, its, secs):
-        order.append(its.variant.kind)
-        return original(running, its, secs)
-
-    monkeypatch.setattr(comparison._RunningSystems, "measure", noted)
-    measure(
-        [comparison.System(title="embedps", peer=comparison.OURS)],
-        [case("embedps"), case("embedps", "adagrad")],
-    )
-    assert order == ["sgd", "adagrad", "adagrad", "sgd"]
-
-
-@pytest.mark.multiprocess
-def test_a_failing_peer_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
+def test_another_case_begins_each_round_and_a_failing_peer_is_left_out(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Installed, by its stamp; its interpreter ends at once.
     folder = environments.cache() / "b"
@@ -84,13 +67,26 @@ def test_a_failing_peer_is_reported_and_the_others_go_on(monkeypatch, tmp_path):
     (folder / "installed").write_text("")
     dead = environments.Peer(title="dead", module="none", environment="b", packages=())
     monkeypatch.setitem(environments.PEERS, "dead", dead)
+    order = []
+    original = comparison._RunningSystems.measure
+
+    def noted(running, its, secs):
+        order.append(its.variant.kind)
+        return original(running, its, secs)
+
+    monkeypatch.setattr(comparison._RunningSystems, "measure", noted)
     systems = [
         comparison.System(title="embedps", peer=comparison.OURS),
         comparison.System(title="dead", peer="dead"),
     ]
-    results = measure(systems, [case("embedps"), case("dead")])
+    results = measure(systems, [case("embedps"), case("embedps", "adagrad"), case("dead")])
+    assert order == ["sgd", "adagrad", "adagrad", "sgd"]
     assert results["not_measured"] == {"dead": "ended with code 1"}
-    assert [x["system"] for x in results["configurations"][0]["cases"]] == ["embedps"]
+    measured = results["configurations"][0]["cases"]
+    assert [(x["system"], x["kind"]) for x in measured] == [
+        ("embedps", "sgd"),
+        ("embedps", "adagrad"),
+    ]
 
 
 def result(system, rates, ours, **variant):

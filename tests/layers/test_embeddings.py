@@ -57,9 +57,8 @@ def rows_of(model: Model) -> dict[str, int]:
     return dict(model.embeddings.own.collection.stats().rows)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-def test_fit_evaluate_and_predict(data: tf.data.Dataset, steps_per_execution: int) -> None:
-    model = compiled(Model(), steps_per_execution=steps_per_execution)
+def test_fit_evaluate_and_predict(data: tf.data.Dataset) -> None:
+    model = compiled(Model(), steps_per_execution=3)
     history = model.fit(data, epochs=8, verbose=0, validation_data=data).history
     assert history["loss"][-1] < 0.7 * history["loss"][0]
     assert history["val_auc"][-1] > 0.99

@@ -155,7 +155,7 @@ def test_the_correction_recovers_the_softmax_over_the_catalog(num_negatives: int
     """With it, the scores become the logarithms of the items' probabilities."""
     rng = np.random.default_rng(0)
     popularity = rng.dirichlet(np.full(20, 0.3))
-    drawn = rng.choice(20, size=(1500, 32), p=popularity)
+    drawn = rng.choice(20, size=(600, 32), p=popularity)
     common = popularity > 0.02
     wanted = np.log(popularity[common])
 

@@ -67,33 +67,26 @@ def test_what_fit_saves_is_loaded_and_continued(
     assert chain[-1].kind == "delta"
 
 
-def test_steps_say_when(tmp_path: Path, dataset: Dataset) -> None:
+def test_steps_say_when_and_a_fit_that_fails_keeps_what_it_saved(
+    tmp_path: Path, dataset: Dataset
+) -> None:
     seen: list[int] = []
 
-    class See(tf.keras.callbacks.Callback):
+    class Stop(tf.keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             last = CheckpointDirectory(tmp_path).latest()
             seen.append(0 if last is None else last.step)
-
-    saves = embedps.SaveCheckpoints(tmp_path, dataset, every_steps=20)
-    compiled("dlrm").fit(embedps.read(dataset, **READ), verbose=0, callbacks=[saves, See()])
-    assert sorted(set(seen)) == [0, 20, 40]
-    assert latest(tmp_path).step == 48
-
-
-def test_a_fit_that_fails_keeps_what_it_saved(tmp_path: Path, dataset: Dataset) -> None:
-    class Stop(tf.keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 30:
+            if batch == 45:
                 raise KeyboardInterrupt
 
-    saves = embedps.SaveCheckpoints(tmp_path, dataset, every_steps=10)
+    saves = embedps.SaveCheckpoints(tmp_path, dataset, every_steps=20)
     model = compiled("dlrm")
     with pytest.raises(KeyboardInterrupt):
         model.fit(embedps.read(dataset, **READ), verbose=0, callbacks=[saves, Stop()])
-    assert latest(tmp_path).step == 30
+    assert sorted(set(seen)) == [0, 20, 40]
+    assert latest(tmp_path).step == 40
     model.fit(embedps.read(dataset, **READ), verbose=0, callbacks=[saves])
-    assert latest(tmp_path).step == 30 + 48
+    assert latest(tmp_path).step == 40 + 48
 
 
 def test_others_are_refused(tmp_path: Path, dataset: Dataset) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 import tensorflow as tf
 
 from embedps.data.dataset import Dataset
@@ -39,10 +40,19 @@ def after_a_step(
     return rows.numpy(), [w.numpy() for w in trainer.model.trainable_weights]
 
 
-def test_a_step_is_that_of_gradients_scaled_down(tmp_path: Path, dataset: Dataset) -> None:
+@pytest.fixture(scope="module")
+def free(
+    tmp_path_factory: pytest.TempPathFactory, dataset: Dataset
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    return after_a_step(dataset, tmp_path_factory.mktemp("free"), 1.0)
+
+
+def test_a_step_is_that_of_gradients_scaled_down(
+    tmp_path: Path, dataset: Dataset, free: tuple[np.ndarray, list[np.ndarray]]
+) -> None:
     start, start_dense = after_a_step(dataset, tmp_path / "start", 1e-30)
-    free, free_dense = after_a_step(dataset, tmp_path / "free", 1.0)
-    gradients, dense = free - start, [a - b for a, b in zip(free_dense, start_dense, strict=True)]
+    gradients = free[0] - start
+    dense = [a - b for a, b in zip(free[1], start_dense, strict=True)]
     norms = np.linalg.norm(gradients, axis=1)
     of_row, of_dense = (
         float(np.median(norms)),
@@ -58,10 +68,10 @@ def test_a_step_is_that_of_gradients_scaled_down(tmp_path: Path, dataset: Datase
         np.testing.assert_allclose(found, before + gradient / 2, atol=1e-6)
 
 
-def test_a_limit_that_is_not_reached_changes_no_bit(tmp_path: Path, dataset: Dataset) -> None:
-    free, free_dense = after_a_step(dataset, tmp_path / "free", 0.1)
-    clip = {"row_clip_norm": 1e6}
-    rows, weights = after_a_step(dataset, tmp_path / "clipped", 0.1, **clip)
-    np.testing.assert_array_equal(rows, free)
-    for found, expected in zip(weights, free_dense, strict=True):
+def test_a_limit_that_is_not_reached_changes_no_bit(
+    tmp_path: Path, dataset: Dataset, free: tuple[np.ndarray, list[np.ndarray]]
+) -> None:
+    rows, weights = after_a_step(dataset, tmp_path, 1.0, row_clip_norm=1e6)
+    np.testing.assert_array_equal(rows, free[0])
+    for found, expected in zip(weights, free[1], strict=True):
         np.testing.assert_array_equal(found, expected)

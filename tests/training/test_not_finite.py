@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ def trainer_of(dataset: Dataset, model_dir: Path, *, epochs: int, has_root: bool
     return make_trainer(dataset, model_dir, recommender=recommender, epochs=epochs, **more)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    """A run of one epoch, which its tests copy."""
+    model_dir = tmp_path_factory.mktemp("trained")
+    trainer_of(dataset, model_dir, epochs=1).fit()
+    return model_dir
+
+
 def content_of(model_dir: Path) -> tuple[list, dict[str, bytes], dict]:
     """The rows with slots and counters, the network with its optimizer, the input position."""
     directory, manifest = CheckpointDirectory(model_dir), latest(model_dir)
@@ -80,8 +89,8 @@ def test_not_a_number_ends_the_run_with_advice(tmp_path, dataset):
     assert CheckpointDirectory(tmp_path).numbers() == []
 
 
-def test_a_network_that_is_not_finite_is_not_saved(tmp_path, dataset):
-    trainer_of(dataset, tmp_path, epochs=1).fit()
+def test_a_network_that_is_not_finite_is_not_saved(tmp_path, dataset, trained):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     (good,) = CheckpointDirectory(tmp_path).numbers()
     with pytest.raises(TrainingError, match="bias of the network is not finite by step 2") as error:
         trainer_of(dataset, tmp_path, epochs=2, has_root=True).fit()
@@ -107,10 +116,10 @@ def test_a_save_under_way_is_not_committed_once_a_loss_is_no_number(tmp_path, da
 
 
 def test_the_named_command_goes_back_and_training_goes_on_as_if_nothing_had_been(
-    tmp_path, dataset, capsys
+    tmp_path, dataset, trained, capsys
 ):
     for name in ("a", "b c"):
-        trainer_of(dataset, tmp_path / name, epochs=1).fit()
+        shutil.copytree(trained, tmp_path / name)
     trainer_of(dataset, tmp_path / "a", epochs=2).fit()
 
     spoilt = tmp_path / "b c"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -40,16 +41,18 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return dataclasses.replace(dataset, schema={**dataset.schema, "tags": RAGGED_TYPE})
 
 
-def check(result: dict[str, Any], rows: int) -> None:
+def check(result: dict[str, Any], rows: int, epochs: int = EPOCHS) -> None:
     """It trained on every row, and learned."""
-    assert result["examples"] == EPOCHS * rows
+    assert result["examples"] == epochs * rows
     assert result["finished"]
     assert 0 < result["training"]["logloss"] < 0.75
     assert result["training"]["auc"] > 0.55
 
 
-@DTYPES
-@pytest.mark.parametrize("name", shipped.NAMES)
+@pytest.mark.parametrize(
+    ("name", "compute_dtype"),
+    list(zip(shipped.NAMES, itertools.cycle(COMPUTE_DTYPES), strict=False)),
+)
 def test_shipped_schema_is_trained_on_and_scored_in_one_process(
     tmp_path: Path, datasets: dict[str, Dataset], name: str, compute_dtype: str
 ) -> None:
@@ -96,14 +99,13 @@ VARIABLES = [
 TAGS = CategoricalFeature(name="tags", cardinality=30, ragged=True)
 
 
-@DTYPES
 @pytest.mark.parametrize(
-    ("columns", "width"),
+    ("columns", "width", "compute_dtype"),
     [
-        (("C1",), 4),
-        (("tags",), 4),
-        (("C1", "C2", "C3"), 3 * 4 + 3),
-        (("C1", "tags"), 2 * 4 + 1),
+        (("C1",), 4, "float32"),
+        (("tags",), 4, "bfloat16"),
+        (("C1", "C2", "C3"), 3 * 4 + 3, "bfloat16"),
+        (("C1", "tags"), 2 * 4 + 1, "float32"),
     ],
 )
 def test_without_numerics_the_embeddings_take_the_bottom_mlps_place(
@@ -117,11 +119,12 @@ def test_without_numerics_the_embeddings_take_the_bottom_mlps_place(
     recommender = dlrm.make(config, dataset)
     variables = StepModel(recommender, dataset).variables
     assert [v.shape.as_list() for v in variables] == [[width, 8], [8], [8, 1], [1]]
-    make_trainer(dataset, tmp_path, recommender=recommender).fit()
-    trainer = make_trainer(dataset, tmp_path, recommender=recommender, epochs=EPOCHS)
-    assert trainer.ledger.num_done == trainer.ledger.units_per_epoch  # it resumes
-    check(trainer.fit().summary, 1500)
+    trainer = make_trainer(dataset, tmp_path, recommender=recommender, epochs=8)
+    check(trainer.fit().summary, 1500, epochs=8)
     assert latest(tmp_path).final
+    resumed = make_trainer(dataset, tmp_path, recommender=recommender, epochs=9)
+    assert resumed.ledger.num_done == 8 * resumed.ledger.units_per_epoch
+    resumed.close()
 
 
 @DTYPES

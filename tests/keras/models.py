@@ -57,30 +57,6 @@ class SameDropout(tf.keras.layers.Layer):
         return tf.where(kept, x / 0.9, 0.0)
 
 
-class CrossNetwork(tfrs.Model):
-    """DCN v2 (Wang et al. 2021), its parts in a row."""
-
-    def __init__(self, embeddings: Any) -> None:
-        super().__init__()
-        self.embeddings = embeddings
-        self.cross = [tfrs.layers.dcn.Cross() for _ in range(2)]
-        self.deep = tf.keras.layers.Dense(8, activation="relu")
-        self.last = tf.keras.layers.Dense(1)
-        self.task = tfrs.tasks.Ranking(loss=tf.keras.losses.BinaryCrossentropy(from_logits=True))
-
-    def call(self, batch: Mapping[str, tf.Tensor], training: bool = False) -> tf.Tensor:
-        found = self.embeddings(batch)
-        numbers = [tf.math.multiply_no_nan(batch[n], tf.cast(batch[n] == batch[n], tf.float32))
-                   for n in ("I1", "I2")]  # fmt: skip
-        first = x = tf.concat([*(found[n] for n in FEATURES), tf.stack(numbers, axis=1)], axis=1)
-        for layer in self.cross:
-            x = layer(first, x)
-        return self.last(self.deep(x))
-
-    def compute_loss(self, batch: Mapping[str, tf.Tensor], training: bool = False) -> tf.Tensor:
-        return self.task(labels=batch["label"][:, None], predictions=self(batch, training=training))
-
-
 class MMoE(tfrs.Model):
     """Multi-gate mixture of experts (Ma et al. 2018) of two tasks, with BatchNormalization."""
 
@@ -118,6 +94,5 @@ def dlrm(embeddings: Any) -> DLRM:
 
 MODELS: dict[str, Callable[[Any], tf.keras.Model]] = {
     "dlrm": dlrm,
-    "cross network": CrossNetwork,
     "mmoe": MMoE,
 }

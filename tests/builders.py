@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ LISTS = pa.list_(pa.field("element", pa.int64(), nullable=False))
 TINY_DLRM = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
 TINY_DLRM_FLAGS = ("--embedding-dim=4", "--bottom-mlp=8", "--top-mlp=8")
 UNEVEN = ((100, 100, 37), (250,), (1,), (64, 64, 64, 64, 3), (999,))
+LEARN: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -246,6 +248,25 @@ def make_trainer(
         )
     model = recommender or make_dlrm(dataset)
     return Trainer(model, dataset, config, cluster, callbacks=callbacks)
+
+
+class Replay:
+    """A copy of a finished run. Its manifests appear when a test commits them."""
+
+    def __init__(self, source: Path, target: Path) -> None:
+        shutil.copytree(source, target)
+        self.source = CheckpointDirectory(source)
+        self.directory = CheckpointDirectory(target)
+        self.numbers = self.source.numbers()
+        for number in self.numbers:
+            self.directory.manifest_path(number).unlink()
+
+    def commit(self, *numbers: int) -> None:
+        for number in numbers:
+            path = self.directory.manifest_path(number)
+            hidden = path.with_name(f".{path.name}")
+            shutil.copy(self.source.manifest_path(number), hidden)
+            hidden.rename(path)
 
 
 def latest(model_dir: Path) -> Manifest:

@@ -1,13 +1,15 @@
 """What every test shares: a quiet TensorFlow on the CPU, and the folder of real samples."""
 
+import functools
 import gc
 import os
 import re
+import shutil
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -16,7 +18,12 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # Chooses Keras 2 before anything imports TensorFlow.
-import embedps  # noqa: F401
+import embedps
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from embedps.data.dataset import Dataset
 
 # The checks of a commit try the same examples each time; everyone else's runs look for new ones.
 hypothesis.settings.register_profile("ci", derandomize=True)
@@ -80,6 +87,59 @@ def samples() -> Path:
     if not folder.is_dir():
         pytest.fail(f"EMBEDPS_SAMPLES names {name!r}, which is not a directory")
     return folder
+
+
+@pytest.fixture(scope="session")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> "Dataset":
+    """A small dataset, for tests that do not change it."""
+    from tests.builders import write_dataset
+
+    return write_dataset(tmp_path_factory.mktemp("clicks") / "set", evaluation=(700, 433))
+
+
+@pytest.fixture(scope="session")
+def history(tmp_path_factory: pytest.TempPathFactory, clicks: "Dataset") -> Path:
+    """A run of the tiny DLRM on `clicks`: each epoch is of a command that resumes the last one.
+
+    All its checkpoints are kept: a base, two deltas, and a new base with the delta that leads to
+    it. A test that writes into its directory takes `copied`.
+    """
+    from tests.builders import LEARN, TINY_DLRM, make_config
+
+    path = tmp_path_factory.mktemp("history") / "m"
+    fields = {"model": "dlrm", "num_shards": 2, "keep_secs": 1e6, **LEARN}
+    for epochs in (1, 2, 3):
+        config = make_config(clicks, path, epochs=epochs, **fields)
+        embedps.Trainer.from_config(config, TINY_DLRM).fit()
+    return path
+
+
+@pytest.fixture
+def copied(history: Path, tmp_path: Path) -> Path:
+    """A copy of `history`, of this test alone."""
+    return Path(shutil.copytree(history, tmp_path / "m"))
+
+
+@pytest.fixture(scope="session")
+def scores(history: Path, clicks: "Dataset") -> Callable[[int], "np.ndarray"]:
+    """Gives the scores of a checkpoint of `history`: those of `embedps.load`, of the eval split."""
+    from tests.builders import read_split
+
+    table = read_split(clicks)
+    return functools.cache(
+        lambda number: embedps.load(history, number=number).predict(table)["score"]
+    )
+
+
+@pytest.fixture(scope="session")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple["Dataset", Path]:
+    """A dataset with lists, and a run of the model of all kinds of tables on it."""
+    from tests.builders import MIXED, make_trainer, write_dataset
+
+    folder = tmp_path_factory.mktemp("mixed")
+    dataset = write_dataset(folder / "set", evaluation=(700, 433), whole=True)
+    make_trainer(dataset, folder / "m", recommender=MIXED).fit()
+    return dataset, folder / "m"
 
 
 @pytest.fixture(scope="session")

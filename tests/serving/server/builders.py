@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -30,24 +28,6 @@ from embedps.serving.server.served_model import ServedModel
 from embedps.serving.server.tensor_values import fill
 
 NAME = "clicks"
-
-
-class Replay:
-    """A copy of a finished run. Its manifests appear when a test commits them."""
-
-    def __init__(self, source: Path, target: Path) -> None:
-        shutil.copytree(source, target)
-        self.source = CheckpointDirectory(source)
-        self.directory = CheckpointDirectory(target)
-        self.numbers = self.source.numbers()
-        for number in self.numbers:
-            self.directory.manifest_path(number).unlink()
-
-    def commit(self, number: int) -> None:
-        path = self.directory.manifest_path(number)
-        hidden = path.with_name(f".{path.name}")
-        shutil.copy(self.source.manifest_path(number), hidden)
-        hidden.rename(path)
 
 
 class Addresses:

@@ -17,13 +17,12 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools.compact import compact
 from embedps.data.dataset import Dataset
-from tests.builders import latest, read_split
+from tests.builders import Replay, latest, read_split
 from tests.commands import SMALL, finish, read_until, start, train
 from tests.serving.builders import tensors
 from tests.serving.server.builders import (
     NAME,
     Client,
-    Replay,
     predict_request,
     score_of,
     serving,

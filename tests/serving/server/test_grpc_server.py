@@ -23,11 +23,10 @@ from embedps.serving.server.json_bodies import status_json
 from embedps.serving.server.json_reader import SMALL_BYTES
 from embedps.serving.server.model_api import ModelApi
 from embedps.serving.server.request_size import MAX_REQUEST_BYTES
-from tests.builders import read_split
+from tests.builders import Replay, read_split
 from tests.serving.builders import tensors
 from tests.serving.server.builders import (
     Client,
-    Replay,
     ask_rest,
     predict_request,
     serving,

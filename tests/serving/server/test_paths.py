@@ -6,7 +6,8 @@ import http.client
 import json
 
 from embedps.data.dataset import Dataset
-from tests.serving.server.builders import NAME, Replay, ask_rest, serving
+from tests.builders import Replay
+from tests.serving.server.builders import NAME, ask_rest, serving
 
 MODEL = f"/v1/models/{NAME}"
 PATHS = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +30,17 @@ from embedps.serving.export_model import export_model
 from embedps.serving.server import item_search, ivf_index, messages
 from embedps.serving.server.item_index import ItemIndex
 from embedps.serving.server.item_search import ItemSearch
+from embedps.serving.server.model_api import ModelApi
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.requests import Request
 from embedps.serving.server.top_k_format import TopKRequest
-from tests.builders import make_config, read_split
+from tests.builders import Replay, latest, make_config, read_split
 from tests.models import planted_interactions
 from tests.processors import check_stock
 from tests.serving.builders import examples, tensors
 from tests.serving.server.builders import (
+    Addresses,
     Client,
-    Replay,
     ask_rest,
     predict_request,
     serving,
@@ -108,11 +111,11 @@ def products(queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 class Exact:
     """Ranks the items of a manifest by plain sums and sorting."""
 
-    def __init__(self, model_dir: Path, number: int, dataset: Dataset, folder: Path) -> None:
+    def __init__(self, model_dir: Path, number: int, dataset: Dataset) -> None:
         table = read_split(dataset).slice(0, QUERIES)
         model = embedps.load(model_dir, number=number)
-        model.export_items(folder / "items.parquet")
-        ids, vectors = read_items(folder / "items.parquet")
+        model.export_items(model_dir / "items.parquet")
+        ids, vectors = read_items(model_dir / "items.parquet")
         has_row = np.isin(ids, [*rows_of(CheckpointDirectory(model_dir), number)])
         self.all_ids, self.ids = ids, ids[has_row]
         self.all_scores = products(model.predict(table)["query"], np.asarray(vectors))
@@ -129,6 +132,22 @@ class Exact:
             np.concatenate([self.ids[order], np.full(missing, -1)]),
             np.concatenate([scores[order], np.full(missing, LEAST, np.float32)]),
         )
+
+
+ExactOf = Callable[[int], Exact]
+
+
+@pytest.fixture(scope="module")
+def exact_of(trained: Path, dataset: Dataset) -> ExactOf:
+    """Gives the exact search of a manifest."""
+    return functools.cache(lambda number: Exact(trained, number, dataset))
+
+
+@pytest.fixture(scope="module")
+def served(trained: Path, dataset: Dataset) -> Iterator[tuple[ModelApi, Addresses]]:
+    """The newest manifest, served without options."""
+    with serving(CheckpointDirectory(trained), dataset) as (api, _, addresses):
+        yield api, addresses
 
 
 def ask(client: Client, given: dict[str, np.ndarray], **spec: Any) -> tuple[int, Any, Any]:
@@ -170,11 +189,11 @@ def check_each_k(found: tuple[Any, Any], exact: Exact) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", [*TOWERS], indirect=True)
 def test_each_answer_is_the_exact_search_of_its_manifest(
-    trained: Path, dataset: Dataset, tmp_path: Path
+    trained: Path, dataset: Dataset, exact_of: ExactOf, tmp_path: Path
 ) -> None:
     replay = Replay(trained, tmp_path / "m")
     given, ended = queries_of(dataset), threading.Event()
-    exact = {number: Exact(trained, number, dataset, tmp_path) for number in replay.numbers}
+    exact = {number: exact_of(number) for number in replay.numbers}
     answers: list[tuple[int, Any, Any]] = []
     replay.commit(replay.numbers[0])
 
@@ -255,9 +274,10 @@ def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
 
 
 @ON_ROWS
-def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> None:
-    directory = CheckpointDirectory(trained)
-    exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
+def test_filters_leave_out(
+    trained: Path, dataset: Dataset, exact_of: ExactOf, served: tuple[ModelApi, Addresses]
+) -> None:
+    exact = exact_of(latest(trained).number)
     given, left = queries_of(dataset), len(exact.ids)
     seen = read_split(dataset)["seen"].slice(0, QUERIES).to_pylist()
     every = exact.all_ids.tolist()
@@ -266,49 +286,48 @@ def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> N
     def of_all(name: str, *ids: int) -> dict[str, np.ndarray]:
         return {name: ints(*ids), f"{name}_lengths": ints(len(ids))}
 
-    with serving(directory, dataset) as (_, _, addresses):
-        client = addresses.client
+    client = served[1].client
 
-        def compare(k: int, more: dict[str, np.ndarray], **filters: Any) -> Any:
-            found = ask(client, given | {"k": ints(k)} | more)[1:]
-            check(found, exact, range(QUERIES), k, **filters)
-            return found
+    def compare(k: int, more: dict[str, np.ndarray], **filters: Any) -> Any:
+        found = ask(client, given | {"k": ints(k)} | more)[1:]
+        check(found, exact, range(QUERIES), k, **filters)
+        return found
 
-        rows = range(QUERIES)
-        of_rows = tensors(read_split(dataset).slice(0, QUERIES), ["seen"])
-        compare(20, of_rows, seen=seen)
-        compare(left + 30, {})
-        ids, scores = compare(5, of_all("seen", *every), seen=[every for _ in rows])
-        assert (ids == -1).all()
-        assert (scores == LEAST).all()
-        odd = [best[0], best[0], 10**12, -5]
-        compare(5, of_all("seen", *odd), seen=[odd for _ in rows])
-        some = [*best, best[1], 10**12, -1]
-        compare(5, of_all("allowed", *some), allowed=[some for _ in rows])
-        compare(5, of_all("allowed"), allowed=[[] for _ in rows])
-        compare(5, of_rows | of_all("allowed", *every), seen=seen, allowed=[every for _ in rows])
-        check_each_k(ask(client, given | {"k": np.arange(1, QUERIES + 1)})[1:], exact)
-        for wrong, said in (
-            ({"k": ints(0)}, "'k' must be from 1 to 1000"),
-            ({"k": ints(1001)}, "'k' must be from 1 to 1000"),
-            ({"seen": ints(3)}, "'seen' and 'seen_lengths' must be there together"),
-            ({"other": ints(3)}, "has other besides"),
-            ({"embedps_is_limited": ints(1)}, "has embedps_is_limited besides"),
-            ({"k": ints(1, 2)}, "one row or all"),
-            (of_all("allowed", 1) | {"allowed_lengths": ints(2)}, "add up to its 1 values"),
-        ):
-            with pytest.raises(grpc.RpcError, match=said) as refused:
-                ask(client, given | wrong)
-            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    rows = range(QUERIES)
+    of_rows = tensors(read_split(dataset).slice(0, QUERIES), ["seen"])
+    compare(20, of_rows, seen=seen)
+    compare(left + 30, {})
+    ids, scores = compare(5, of_all("seen", *every), seen=[every for _ in rows])
+    assert (ids == -1).all()
+    assert (scores == LEAST).all()
+    odd = [best[0], best[0], 10**12, -5]
+    compare(5, of_all("seen", *odd), seen=[odd for _ in rows])
+    some = [*best, best[1], 10**12, -1]
+    compare(5, of_all("allowed", *some), allowed=[some for _ in rows])
+    compare(5, of_all("allowed"), allowed=[[] for _ in rows])
+    compare(5, of_rows | of_all("allowed", *every), seen=seen, allowed=[every for _ in rows])
+    check_each_k(ask(client, given | {"k": np.arange(1, QUERIES + 1)})[1:], exact)
+    for wrong, said in (
+        ({"k": ints(0)}, "'k' must be from 1 to 1000"),
+        ({"k": ints(1001)}, "'k' must be from 1 to 1000"),
+        ({"seen": ints(3)}, "'seen' and 'seen_lengths' must be there together"),
+        ({"other": ints(3)}, "has other besides"),
+        ({"embedps_is_limited": ints(1)}, "has embedps_is_limited besides"),
+        ({"k": ints(1, 2)}, "one row or all"),
+        (of_all("allowed", 1) | {"allowed_lengths": ints(2)}, "add up to its 1 values"),
+    ):
+        with pytest.raises(grpc.RpcError, match=said) as refused:
+            ask(client, given | wrong)
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 @ON_ROWS
 def test_a_large_request_is_ranked_in_parts(
-    trained: Path, dataset: Dataset, tmp_path: Path
+    trained: Path, dataset: Dataset, exact_of: ExactOf
 ) -> None:
     """The answer is as wide as if it were one batch, though the parts' largest `k` differ."""
     directory = CheckpointDirectory(trained)
-    exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
+    exact = exact_of(directory.numbers()[-1])
     given = queries_of(dataset) | {"k": np.arange(1, QUERIES + 1)}
     with serving(directory, dataset, part_rows=16) as (api, _, addresses):
         client = addresses.client
@@ -318,43 +337,42 @@ def test_a_large_request_is_ranked_in_parts(
 
 @ON_ROWS
 def test_rest_gives_items_by_row_and_by_column(
-    trained: Path, dataset: Dataset, tmp_path: Path
+    trained: Path, dataset: Dataset, exact_of: ExactOf, served: tuple[ModelApi, Addresses]
 ) -> None:
-    directory = CheckpointDirectory(trained)
-    exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
+    api, addresses = served
+    exact = exact_of(latest(trained).number)
     records = read_split(dataset).slice(0, 2).select(["user", "history"]).to_pylist()
-    with serving(directory, dataset) as (api, _, addresses):
 
-        def post(body: Any) -> Any:
-            data = json.dumps({"signature_name": "top_k", **body}).encode()
-            url = f"{addresses.rest}/v1/models/clicks:predict"
-            with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as response:
-                return json.loads(response.read())
+    def post(body: Any) -> Any:
+        data = json.dumps({"signature_name": "top_k", **body}).encode()
+        url = f"{addresses.rest}/v1/models/clicks:predict"
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as response:
+            return json.loads(response.read())
 
-        best = exact.best(0, 2)[0].tolist()
-        rows = [{**records[0], "k": 3, "seen": best}, {**records[1], "k": 3, "seen": []}]
-        found = post({"instances": rows})["predictions"]
-        for row, seen in enumerate((best, ())):
-            ids, scores = exact.best(row, 3, seen=seen)
-            assert found[row]["ids"] == ids.tolist()
-            np.testing.assert_allclose(found[row]["scores"], scores, rtol=1e-6)
-        columns = {
-            "user": [records[0]["user"]],
-            "history": records[0]["history"],
-            "history_lengths": [len(records[0]["history"])],
-            "allowed": best,
-            "allowed_lengths": [2],
-            "k": [2],
-        }
-        assert post({"inputs": columns})["outputs"]["ids"] == [best]
-        with pytest.raises(urllib.error.HTTPError, match="400"):
-            post({"inputs": columns, "signature_name": "query"})
-        number, signatures = api.metadata("clicks")
-        assert number == directory.numbers()[-1]
-        ranked = signatures.signature_def["top_k"]
-        assert {"user", "history", "k", "seen", "allowed"} < set(ranked.inputs)
-        assert set(ranked.outputs) == {"ids", "scores", "unknown"}
-        assert isinstance(signatures, messages.SignatureDefMap)
+    best = exact.best(0, 2)[0].tolist()
+    rows = [{**records[0], "k": 3, "seen": best}, {**records[1], "k": 3, "seen": []}]
+    found = post({"instances": rows})["predictions"]
+    for row, seen in enumerate((best, ())):
+        ids, scores = exact.best(row, 3, seen=seen)
+        assert found[row]["ids"] == ids.tolist()
+        np.testing.assert_allclose(found[row]["scores"], scores, rtol=1e-6)
+    columns = {
+        "user": [records[0]["user"]],
+        "history": records[0]["history"],
+        "history_lengths": [len(records[0]["history"])],
+        "allowed": best,
+        "allowed_lengths": [2],
+        "k": [2],
+    }
+    assert post({"inputs": columns})["outputs"]["ids"] == [best]
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        post({"inputs": columns, "signature_name": "query"})
+    number, signatures = api.metadata("clicks")
+    assert number == latest(trained).number
+    ranked = signatures.signature_def["top_k"]
+    assert {"user", "history", "k", "seen", "allowed"} < set(ranked.inputs)
+    assert set(ranked.outputs) == {"ids", "scores", "unknown"}
+    assert isinstance(signatures, messages.SignatureDefMap)
 
 
 @pytest.mark.slow
@@ -362,6 +380,7 @@ def test_rest_gives_items_by_row_and_by_column(
 def test_an_ivf_finds_what_changed_since_it_was_built(
     trained: Path,
     dataset: Dataset,
+    exact_of: ExactOf,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -382,7 +401,7 @@ def test_an_ivf_finds_what_changed_since_it_was_built(
         assert items is not None
         assert items._search._state.ivf is not None
         # The queries are of the sample for which the recall is 1.
-        exact = Exact(trained, first, dataset, tmp_path)
+        exact = exact_of(first)
         check(ask(client, given)[1:], exact, range(QUERIES), k)
         seen = tensors(read_split(dataset).slice(0, QUERIES), ["seen"])
         found = ask(client, given | seen | {"k": ints(50)})[1:]
@@ -409,7 +428,7 @@ def test_an_ivf_finds_what_changed_since_it_was_built(
                 for id, row in rows.items()
                 if id not in before or not np.array_equal(row, before[id])
             ]
-            exact = Exact(trained, number, dataset, tmp_path)
+            exact = exact_of(number)
             version, ids, scores = ask(client, given)
             assert version == number
             for row in range(QUERIES):
@@ -515,7 +534,7 @@ def exported_top_k(model_dir: Path, dataset: Dataset, output: Path, choice: Any)
     ["popular", *(pytest.param(each, marks=pytest.mark.slow) for each in ("score", "error"))],
 )
 def test_an_unknown_query_is_told_and_gets_what_the_server_chose(
-    trained: Path, dataset: Dataset, tmp_path: Path, choice: Any
+    trained: Path, dataset: Dataset, exact_of: ExactOf, tmp_path: Path, choice: Any
 ) -> None:
     directory = CheckpointDirectory(trained)
     number = directory.numbers()[-1]
@@ -532,7 +551,7 @@ def test_an_unknown_query_is_told_and_gets_what_the_server_chose(
 
         code, of_known = post(known)
         assert (code, of_known["predictions"][0]["unknown"]) == (200, False)
-        exact = Exact(trained, number, dataset, tmp_path)
+        exact = exact_of(number)
         assert of_known["predictions"][0]["ids"] == exact.best(0, 3)[0].tolist()
         code, found = post(known, stranger, missing)
         exported = exported_top_k(trained, dataset, tmp_path / "out", choice)

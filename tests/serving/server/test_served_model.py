@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -19,17 +20,18 @@ from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.requests import concatenate, split
-from tests.builders import COLUMNS, MIXED, make_trainer, read_split, write_dataset
+from tests.builders import COLUMNS, MIXED, Replay, read_split
 from tests.serving.builders import tensors
 from tests.serving.server.builders import (
     Client,
-    Replay,
     predict_request,
     score_of,
     serving,
     status,
     until,
 )
+
+Scores = Callable[[int], np.ndarray]
 
 
 @pytest.mark.slow
@@ -86,7 +88,7 @@ def test_each_answer_is_the_evaluators_of_the_manifest_it_names(
 
 
 def test_a_damaged_delta_leaves_the_manifest_before_it(
-    trained: Path, replay: Replay, dataset: Dataset
+    scores: Scores, replay: Replay, dataset: Dataset
 ) -> None:
     first, second = replay.numbers[:2]
     replay.commit(first)
@@ -115,18 +117,16 @@ def test_a_damaged_delta_leaves_the_manifest_before_it(
         assert len(status(client).model_version_status) == 1
         with pytest.raises(grpc.RpcError, match=f"served as version {replay.numbers[2]}"):
             client.predict(predict_request(part, version=first))
-        expected = embedps.load(trained, number=replay.numbers[2])
-        want = expected.predict(read_split(dataset).slice(0, 5))["score"]
+        want = scores(replay.numbers[2])[:5]
         np.testing.assert_array_equal(score_of(client.predict(predict_request(part))), want)
 
 
 def test_a_new_history_is_loaded_beside_what_is_served(
-    trained: Path, replay: Replay, dataset: Dataset
+    scores: Scores, replay: Replay, dataset: Dataset
 ) -> None:
     first, last = replay.numbers[0], replay.numbers[-1]
     replay.commit(last)
-    table = read_split(dataset)
-    whole = tensors(table)
+    whole = tensors(read_split(dataset))
     with serving(replay.directory, dataset) as (_, model, addresses):
         client = addresses.client
         served = model.model
@@ -140,12 +140,11 @@ def test_a_new_history_is_loaded_beside_what_is_served(
         assert numbers <= {last, last + 5}
         assert model.model is not served
         found = score_of(client.predict(predict_request(whole)))
-        want = embedps.load(trained, number=first).predict(table)["score"]
-        np.testing.assert_array_equal(found, want)
+        np.testing.assert_array_equal(found, scores(first))
 
 
 def test_a_broken_way_is_left_for_a_newer_base(
-    trained: Path, replay: Replay, dataset: Dataset, tmp_path: Path
+    scores: Scores, replay: Replay, dataset: Dataset
 ) -> None:
     first, second, last = replay.numbers[0], replay.numbers[1], replay.numbers[-1]
     replay.commit(first)
@@ -154,22 +153,18 @@ def test_a_broken_way_is_left_for_a_newer_base(
         replay.directory.file(replay.source.read(second).chain[-1].files[0]).unlink()
         replay.commit(second)
         until(lambda: model.refusal is not None)
-        newest = replay.source.read(last)
-        if newest.chain[0].number != first:  # it has a base of its own
-            replay.commit(last)
-            until(lambda: model.standing.number == last)
-            assert model.refusal is None
-        client = addresses.client
-        found = client.predict(predict_request(part))
-        number = found.model_spec.version.value
-        want = embedps.load(trained, number=number).predict(read_split(dataset).slice(0, 5))
-        np.testing.assert_array_equal(score_of(found), want["score"])
+        assert replay.source.read(last).chain[0].number != first  # it has a base of its own
+        replay.commit(last)
+        until(lambda: model.standing.number == last)
+        assert model.refusal is None
+        found = addresses.client.predict(predict_request(part))
+        assert found.model_spec.version.value == last
+        np.testing.assert_array_equal(score_of(found), scores(last)[:5])
 
 
 def test_a_pinned_manifest_stays(replay: Replay, dataset: Dataset) -> None:
     first, second = replay.numbers[:2]
-    for number in (first, second):
-        replay.commit(number)
+    replay.commit(first, second)
     with serving(replay.directory, dataset, number=first) as (_, model, addresses):
         client = addresses.client
         part = tensors(read_split(dataset).slice(0, 5))
@@ -204,14 +199,13 @@ def test_fuzzed_requests_are_refused_and_the_server_lives(replay: Replay, datase
         assert client.predict(good).model_spec.version.value == replay.numbers[0]
 
 
-def test_lists_are_scored(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "data", whole=True)
-    make_trainer(dataset, tmp_path / "m", recommender=MIXED).fit()
-    directory = CheckpointDirectory(tmp_path / "m")
+def test_lists_are_scored(mixed: tuple[Dataset, Path]) -> None:
+    dataset, model_dir = mixed
+    directory = CheckpointDirectory(model_dir)
     manifest = directory.read(directory.numbers()[-1])
     live = LiveModel(MIXED, dataset, directory, manifest)
     table = read_split(dataset).slice(0, 300)
-    loaded = embedps.load(tmp_path / "m", recommender=MIXED, data=dataset.directory)
+    loaded = embedps.load(model_dir, recommender=MIXED, data=dataset.directory)
     requests = [
         live.format.request(tensors(table.slice(first, rows), (*COLUMNS, "tags", "row")))
         for first, rows in ((0, 7), (7, 1), (8, 292))
@@ -226,13 +220,13 @@ def test_lists_are_scored(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_request_have_the_bits_of_the_whole(
-    trained: Path, replay: Replay, dataset: Dataset
+    scores: Scores, replay: Replay, dataset: Dataset
 ) -> None:
     number = replay.numbers[0]
     replay.commit(number)
     table = read_split(dataset)
     request = predict_request(tensors(table))
-    wanted = embedps.load(trained, number=number).predict(table)["score"]
+    wanted = scores(number)
     for part_rows in (100, table.num_rows):
         with serving(replay.directory, dataset, part_rows=part_rows) as (api, _, addresses):
             client = addresses.client

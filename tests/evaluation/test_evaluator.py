@@ -3,8 +3,8 @@
 import json
 import math
 import os
+import shutil
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,24 +20,17 @@ from embedps.metrics import ClickScores
 from embedps.run.summary import read_evaluations
 from embedps.tables import TableSpec
 from embedps.training.checkpoint_writer import CheckpointWriter
-from tests.builders import MIXED, dataset_fixture, latest, make_dlrm, make_trainer, write_dataset
+from tests.builders import (
+    LEARN,
+    MIXED,
+    Replay,
+    latest,
+    make_dlrm,
+    make_trainer,
+    write_dataset,
+)
 from tests.commands import run
 from tests.tables.builders import ids, make_collection, train
-
-LEARN: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
-
-
-dataset = dataset_fixture(evaluation=(700, 433), whole=True)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, dataset) -> Path:
-    """A model directory of a base and a delta, trained on two shards."""
-    model_dir = tmp_path_factory.mktemp("trained")
-    for epochs in (1, 2):
-        make_trainer(dataset, model_dir, epochs=epochs, num_shards=2, **LEARN).fit()
-    assert [s.kind for s in latest(model_dir).chain] == ["base", "delta"]
-    return model_dir
 
 
 def make_evaluator(dataset, model_dir, *, recommender=None, **fields) -> Evaluator:
@@ -56,80 +49,75 @@ def refuse(evaluation: Evaluation) -> None:
     pytest.fail(f"scored {evaluation}")
 
 
-@pytest.mark.parametrize("num_shards", [2, 5])
-def test_scores_do_not_depend_on_the_shards_of_the_evaluator(dataset, trained, num_shards):
-    one = score_latest(dataset, trained)
-    other = score_latest(dataset, trained, num_shards=num_shards)
-    assert one.examples == other.examples == 1133
-    assert other.auc == pytest.approx(one.auc, abs=1e-6)
-    assert other.logloss == pytest.approx(one.logloss, abs=1e-6)
-    assert other.calibration == pytest.approx(one.calibration, abs=1e-6)
+@pytest.fixture(scope="module")
+def scored(clicks, history) -> ClickScores:
+    """The scores by an evaluator of one shard, of a run on two."""
+    return score_latest(clicks, history)
 
 
-def test_scores_of_a_trained_model_beat_the_base_rate(dataset, trained):
-    found = score_latest(dataset, trained)
-    assert found.normalized_entropy < 0.97
-    assert found.auc > 0.65
-    assert 0.8 < found.calibration < 1.25
+@pytest.mark.parametrize("fields", [{"num_shards": 5}, {"batch_rows": 64}])
+def test_scores_depend_neither_on_the_evaluators_shards_nor_on_the_batch(
+    clicks, history, scored, fields
+):
+    other = score_latest(clicks, history, **fields)
+    assert other.examples == scored.examples == 1133
+    for name in ("auc", "logloss", "calibration"):
+        assert getattr(other, name) == pytest.approx(getattr(scored, name), abs=1e-6)
 
 
-def test_scores_do_not_depend_on_the_batch(dataset, trained):
-    one, other = (score_latest(dataset, trained, batch_rows=n) for n in (64, 4096))
-    assert one.auc == pytest.approx(other.auc, abs=1e-6)
-    assert one.logloss == pytest.approx(other.logloss, abs=1e-6)
+def test_scores_of_a_trained_model_beat_the_base_rate(scored):
+    assert scored.normalized_entropy < 0.97
+    assert scored.auc > 0.65
+    assert 0.8 < scored.calibration < 1.25
 
 
-def test_scoring_creates_no_rows_and_repeats(dataset, trained):
-    evaluator = make_evaluator(dataset, trained)
-    evaluator.apply(latest(trained))
+def test_scoring_creates_no_rows_and_repeats(clicks, history):
+    evaluator = make_evaluator(clicks, history)
+    evaluator.apply(latest(history))
     before = evaluator.collection.stats().rows
     assert evaluator.score() == evaluator.score()
     assert evaluator.collection.stats().rows == before
 
 
-def test_newer_manifest_is_applied_by_its_deltas_alone(tmp_path, dataset):
-    directory = CheckpointDirectory(tmp_path)
-    follower = make_evaluator(dataset, tmp_path, num_shards=3)
-    bases = set()
-    for epochs in range(1, 5):
-        make_trainer(dataset, tmp_path, epochs=epochs, **LEARN).fit()
-        manifest = latest(directory.path)
-        taken = follower.apply(manifest)
-        bases.add(manifest.base_number)
+def test_newer_manifest_is_applied_by_its_deltas_alone(clicks, history):
+    directory = CheckpointDirectory(history)
+    follower = make_evaluator(clicks, history, num_shards=3)
+    for number in directory.numbers():
+        manifest = directory.read(number)
         newest = manifest.chain[-1]
-        assert taken == newest.rows + newest.removed
-        fresh = make_evaluator(dataset, tmp_path)
-        assert fresh.apply(manifest) == sum(s.rows + s.removed for s in manifest.chain)
-        assert follower.score() == fresh.score()
-        assert follower.collection.stats().rows == fresh.collection.stats().rows
+        assert follower.apply(manifest) == newest.rows + newest.removed
         assert follower.apply(manifest) == 0
-    assert len(bases) > 1  # a new chain came too, and its delta led on to it
+        if number >= directory.numbers()[-2]:
+            fresh = make_evaluator(clicks, history)
+            assert fresh.apply(manifest) == sum(s.rows + s.removed for s in manifest.chain)
+            assert follower.score() == fresh.score()
+            assert follower.collection.stats().rows == fresh.collection.stats().rows
+    before = directory.read(directory.numbers()[-2])
+    assert len(before.chain) == 3
+    assert manifest.base_number > before.number  # a new chain came, and its delta led on to it
 
 
-def test_compaction_under_the_evaluator_costs_it_nothing(tmp_path, dataset):
+def test_compaction_under_the_evaluator_costs_it_nothing(copied, clicks):
     """It goes on by the deltas that it lacks, and scores what a fresh one does."""
-    directory = CheckpointDirectory(tmp_path)
-    policy: dict[str, Any] = {"max_read_cost": 1e6, **LEARN}
-    for epochs in (1, 2):
-        make_trainer(dataset, tmp_path, epochs=epochs, **policy).fit()
-    evaluator = make_evaluator(dataset, tmp_path, num_shards=2)
+    evaluator = make_evaluator(clicks, copied, num_shards=2)
     assert evaluator.evaluate_latest(newer_than=-1) is not None
-    made = compact(directory)
+    made = compact(CheckpointDirectory(copied))
     assert made is not None
     assert evaluator.apply(made.manifest) == 0
-    make_trainer(dataset, tmp_path, epochs=3, **policy).fit()
-    newest = latest(directory.path)
+    make_trainer(clicks, copied, epochs=4, max_read_cost=1e6, **LEARN).fit()
+    newest = latest(copied)
     assert [save.kind for save in newest.chain] == ["base", "delta"]
     assert newest.chain[0] == made.base
     delta = newest.chain[1]
     assert evaluator.apply(newest) == delta.rows + delta.removed
-    assert evaluator.score() == score_latest(dataset, tmp_path)
+    assert evaluator.score() == score_latest(clicks, copied)
 
 
-def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):
+def test_removed_rows_go_from_the_evaluator(tmp_path, mixed):
+    dataset, model_dir = mixed
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
     model: dict[str, Any] = {"recommender": MIXED}
     trainer = make_trainer(dataset, tmp_path, **model)
-    trainer.fit()
     evaluator = make_evaluator(dataset, tmp_path, **model)
     evaluator.apply(latest(tmp_path))
     assert trainer.collection.evict("wide", before_step=2**31, max_frequency=3) > 0
@@ -146,7 +134,7 @@ def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):
 
 
 def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
-    tmp_path, dataset, monkeypatch
+    tmp_path, clicks, monkeypatch
 ):
     first_report = threading.Event()
     reports: list[Evaluation] = []
@@ -156,17 +144,17 @@ def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
         first_report.set()
 
     follower = threading.Thread(
-        target=lambda: make_evaluator(dataset, tmp_path).follow(report), daemon=True
+        target=lambda: make_evaluator(clicks, tmp_path).follow(report), daemon=True
     )
     follower.start()
     fields: dict[str, Any] = {"delta_secs": 0.05, "unit_rows": 128, **LEARN}
     epochs = 0
     while not first_report.is_set():  # trains until the follower has seen it
         epochs += 4
-        trainer = make_trainer(dataset, tmp_path, epochs=epochs, **fields)
+        trainer = make_trainer(clicks, tmp_path, epochs=epochs, **fields)
         monkeypatch.setattr(trainer._loop, "save", not_final(trainer))
         trainer.fit()
-    trainer = make_trainer(dataset, tmp_path, epochs=epochs + 4, **fields)
+    trainer = make_trainer(clicks, tmp_path, epochs=epochs + 4, **fields)
     assert trainer.fit().summary["finished"]
     follower.join(60)
     assert not follower.is_alive()
@@ -176,7 +164,7 @@ def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
     last = latest(tmp_path)
     assert reports[-1].step == last.step
     assert last.number - reports[-1].number in (0, 1)  # then came a new base of the same rows
-    assert reports[-1].metrics == score_latest(dataset, tmp_path)
+    assert reports[-1].metrics == score_latest(clicks, tmp_path)
     assert reports[-1].metrics.examples == 1133
 
 
@@ -186,10 +174,11 @@ def not_final(trainer):
     return lambda **arguments: save(**{**arguments, "final": False})
 
 
-def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, dataset):
-    make_trainer(dataset, tmp_path, epochs=1).fit()
-    old = latest(tmp_path)
-    assert old.final
+def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, clicks, history):
+    replay = Replay(history, tmp_path / "m")
+    old, new = replay.numbers[:2]
+    assert replay.source.read(old).final
+    replay.commit(old)
     reports: list[int] = []
     seen_old = threading.Event()
 
@@ -197,30 +186,30 @@ def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, data
         reports.append(evaluation.number)
         seen_old.set()
 
-    evaluator = make_evaluator(dataset, tmp_path)
+    evaluator = make_evaluator(clicks, tmp_path / "m")
     follower = threading.Thread(
-        target=evaluator.follow, args=(report,), kwargs={"final_after": old.number}, daemon=True
+        target=evaluator.follow, args=(report,), kwargs={"final_after": old}, daemon=True
     )
     follower.start()
     assert seen_old.wait(60)
-    make_trainer(dataset, tmp_path, epochs=2).fit()
+    replay.commit(new)
     follower.join(60)
     assert not follower.is_alive()
-    assert reports == [old.number, latest(tmp_path).number]
+    assert reports == [old, new]
 
 
-def test_follower_of_a_run_scored_to_its_end_ends_at_once(dataset, trained):
-    last = latest(trained).number
-    make_evaluator(dataset, trained).follow(refuse, newer_than=last)
+def test_follower_of_a_run_scored_to_its_end_ends_at_once(clicks, history):
+    last = latest(history).number
+    make_evaluator(clicks, history).follow(refuse, newer_than=last)
 
 
-def test_idle_follower_ends(tmp_path, dataset):
-    make_evaluator(dataset, tmp_path).follow(refuse, idle_secs=0.0)
+def test_idle_follower_ends(tmp_path, clicks):
+    make_evaluator(clicks, tmp_path).follow(refuse, idle_secs=0.0)
 
 
-def test_lease_is_held_while_scoring_and_released(dataset, trained, monkeypatch):
-    directory = CheckpointDirectory(trained)
-    evaluator = make_evaluator(dataset, trained)
+def test_lease_is_held_while_scoring_and_released(clicks, history, monkeypatch):
+    directory = CheckpointDirectory(history)
+    evaluator = make_evaluator(clicks, history)
     score, held = evaluator.score, []
 
     def look_and_score():
@@ -242,44 +231,43 @@ def test_lease_is_held_while_scoring_and_released(dataset, trained, monkeypatch)
     assert read_leases(directory) == []
 
 
-def test_evaluator_recovers_after_a_chain_that_could_not_be_read(tmp_path, dataset):
-    for epochs in (1, 2):
-        make_trainer(dataset, tmp_path, epochs=epochs).fit()
-    directory = CheckpointDirectory(tmp_path)
-    manifest = latest(directory.path)
-    evaluator = make_evaluator(dataset, tmp_path)
+def test_evaluator_recovers_after_a_chain_that_could_not_be_read(copied, clicks):
+    directory, manifest = CheckpointDirectory(copied), latest(copied)
+    evaluator = make_evaluator(clicks, copied)
     path = directory.file(manifest.chain[-1].files[0])
     good = path.read_bytes()
     path.write_bytes(good[:100] + bytes(len(good) - 200) + good[-100:])
     with pytest.raises(CorruptCheckpointError, match=path.name):
         evaluator.apply(manifest)
     path.unlink()
-    with pytest.raises(CorruptCheckpointError, match=f"{path}: manifest 2 names it"):
+    with pytest.raises(
+        CorruptCheckpointError, match=f"{path}: manifest {manifest.number} names it"
+    ):
         evaluator.apply(manifest)
     path.write_bytes(good)
     evaluator.apply(manifest)
-    assert evaluator.score() == score_latest(dataset, tmp_path)
+    assert evaluator.score() == score_latest(clicks, copied)
 
 
-def test_checkpoint_of_another_model_is_refused(dataset, trained):
-    other = make_dlrm(dataset, embedding_dim=8)
+def test_checkpoint_of_another_model_is_refused(clicks, history):
+    other = make_dlrm(clicks, embedding_dim=8)
     with pytest.raises(
         DimMismatchError, match="table 'C1' has embedding_dim 8, the checkpoint has 4"
     ):
-        make_evaluator(dataset, trained, recommender=other).evaluate_latest(newer_than=-1)
+        make_evaluator(clicks, history, recommender=other).evaluate_latest(newer_than=-1)
 
 
-def test_damaged_shard_of_the_split_is_named(tmp_path, trained):
+def test_damaged_shard_of_the_split_is_named(tmp_path, history):
     dataset = write_dataset(tmp_path / "set", evaluation=(700, 433))
     path = dataset.paths("eval")[1]
     data = path.read_bytes()
     path.write_bytes(data[:100] + bytes(len(data) // 2) + data[100 + len(data) // 2 :])
     with pytest.raises(DatasetError, match=path.name):
-        score_latest(dataset, trained)
+        score_latest(dataset, history)
 
 
 @pytest.mark.slow
-def test_memory_is_flat_over_five_hundred_deltas(tmp_path, dataset):
+def test_memory_is_flat_over_five_hundred_deltas(tmp_path, clicks):
     """The same rows change again and again, some go and come back; no base comes between."""
     num_ids, dim = 2000, 32
     collection = make_collection([TableSpec(name="t", embedding_dim=dim)], num_shards=1)
@@ -291,7 +279,7 @@ def test_memory_is_flat_over_five_hundred_deltas(tmp_path, dataset):
         train(collection, {"t": batch}, {"t": np.ones([len(batch), dim], np.float32)}, step=step)
         collection.evict("t", before_step=step, max_frequency=2 if step % 5 == 0 else 0)
         saver.save(step=step, ledger={}, partially_applied=dict, progress={}, final=False)
-    done = run("-m", "tests.follower_program", tmp_path, dataset.directory, 60, 560)
+    done = run("-m", "tests.follower_program", tmp_path, clicks.directory, 60, 560)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["rows"] == collection.stats().rows
     before, after = found["rss_bytes"]
@@ -299,13 +287,15 @@ def test_memory_is_flat_over_five_hundred_deltas(tmp_path, dataset):
     assert after - before < 0.02 * before
 
 
-def test_paused_evaluator_catches_up_by_the_chain_also_across_a_compaction(tmp_path, dataset):
+def test_paused_evaluator_catches_up_by_the_chain_also_across_a_compaction(
+    tmp_path, clicks, history
+):
     """What it lacks is read, not what it has, and the scores are those of one that began anew."""
-    directory = CheckpointDirectory(tmp_path)
-    make_trainer(dataset, tmp_path, epochs=1, rebase="consecutive", max_read_cost=99.0).fit()
-    evaluator = make_evaluator(dataset, tmp_path, num_shards=2)
+    replay = Replay(history, tmp_path / "m")
+    directory, (first, second, third) = replay.directory, replay.numbers[:3]
+    replay.commit(first)
+    evaluator = make_evaluator(clicks, directory.path, num_shards=2)
     assert evaluator.evaluate_latest(newer_than=-1) is not None
-    had = latest(tmp_path)
     taken: list[int] = []
     apply = evaluator._apply
 
@@ -314,16 +304,15 @@ def test_paused_evaluator_catches_up_by_the_chain_also_across_a_compaction(tmp_p
         return taken[-1]
 
     evaluator._apply = counted  # type: ignore[method-assign]
-    for epochs in (2, 3, 4):
-        make_trainer(dataset, tmp_path, epochs=epochs, max_read_cost=99.0, **LEARN).fit()
-    missed = latest(tmp_path).chain[len(had.chain) :]
-    assert len(missed) == 3
+    replay.commit(second, third)
+    missed = latest(directory.path).chain[1:]
+    assert len(missed) == 2
     assert compact(directory) is not None
-    assert len(latest(tmp_path).chain) == 1
-    found = evaluator.evaluate_latest(newer_than=had.number)
+    assert len(latest(directory.path).chain) == 1
+    found = evaluator.evaluate_latest(newer_than=first)
     assert found is not None
-    assert found[1].metrics == score_latest(dataset, tmp_path)
-    assert found[1].number == latest(tmp_path).number
+    assert found[1].metrics == score_latest(clicks, directory.path)
+    assert found[1].number == latest(directory.path).number
     assert sum(taken) == sum(save.rows + save.removed for save in missed)
     assert read_leases(directory) == []
 

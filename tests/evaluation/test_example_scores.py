@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +20,9 @@ from embedps.evaluation.evaluator import Evaluator
 from embedps.run.summary import read_evaluations
 from tests.builders import (
     MIXED,
-    TINY_DLRM,
-    dataset_fixture,
-    make_config,
-    make_trainer,
     read_split,
-    write_dataset,
 )
 from tests.disks import Disk
-
-dataset = dataset_fixture(evaluation=(700, 433))
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
-    """A run of two checkpoints."""
-    path = tmp_path_factory.mktemp("run") / "m"
-    for epochs in (1, 2):
-        config = make_config(dataset, path, model="dlrm", epochs=epochs)
-        embedps.Trainer.from_config(config, TINY_DLRM).fit()
-    return path
 
 
 def command(*flags: object) -> int:
@@ -46,55 +30,52 @@ def command(*flags: object) -> int:
 
 
 def test_scores_are_those_of_the_loaded_model(
-    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+    tmp_path: Path,
+    clicks: Dataset,
+    copied: Path,
+    scores: Callable[[int], np.ndarray],
+    capsys: Any,
 ) -> None:
-    first, last = CheckpointDirectory(model_dir).numbers()
-    logged = read_evaluations(model_dir)
-    table, found = read_split(dataset), {}
+    first, *_, last = CheckpointDirectory(copied).numbers()
+    logged = read_evaluations(copied)
+    table, found = read_split(clicks), {}
     for number, batch_size in ((first, 97), (last, 4096)):
         file = tmp_path / f"{number}.parquet"
-        flags = ("--model-dir", model_dir, "--number", number, "--scores", file)
+        flags = ("--model-dir", copied, "--number", number, "--scores", file)
         assert command(*flags, "--batch-size", batch_size) == 0
         assert f"{file}: the scores of 1,133 examples" in capsys.readouterr().out
         found[number] = pq.read_table(file)
-        config = evaluate.EvaluateConfig(
-            model_dir=str(model_dir),
-            number=number,
-            scores=tmp_path / "again.parquet",
-            batch_size=batch_size,
-        )
-        evaluate.evaluate(config)
-        assert pq.read_table(tmp_path / "again.parquet").equals(found[number])
         assert found[number].column_names == ["file", "row", "label", "score"]
         assert found[number].schema.metadata[b"embedps.number"] == b"%d" % number
-        want = embedps.load(model_dir, number=number).predict(table)["score"]
-        np.testing.assert_array_equal(found[number]["score"].to_numpy(), want)
+        np.testing.assert_array_equal(found[number]["score"].to_numpy(), scores(number))
+    config = evaluate.EvaluateConfig(
+        model_dir=str(copied), number=last, scores=tmp_path / "again.parquet", batch_size=500
+    )
+    evaluate.evaluate(config)
+    assert pq.read_table(tmp_path / "again.parquet").equals(found[last])
     assert not found[first]["score"].equals(found[last]["score"])
-    assert read_evaluations(model_dir) == logged
+    assert read_evaluations(copied) == logged
     # Where each example is, and its label.
-    files = [path.relative_to(dataset.directory).as_posix() for path in dataset.paths("eval")]
+    files = [path.relative_to(clicks.directory).as_posix() for path in clicks.paths("eval")]
     assert found[last]["file"].to_pylist() == [files[0]] * 700 + [files[1]] * 433
     assert found[last]["row"].to_pylist() == [*range(700), *range(433)]
     assert found[last]["label"].equals(table["label"])
 
 
-def test_the_totals_are_of_these_scores(
-    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
-) -> None:
-    flags = ("--model-dir", model_dir, "--once", "--scores", tmp_path / "scores.parquet")
+def test_the_totals_are_of_these_scores(tmp_path: Path, copied: Path, capsys: Any) -> None:
+    flags = ("--model-dir", copied, "--once", "--scores", tmp_path / "scores.parquet")
     assert command(*flags) == 0
     read = pq.read_table(tmp_path / "scores.parquet")
     labels, scores = (np.float64(read[name].to_numpy()) for name in ("label", "score"))
     losses = -np.log(np.where(labels > 0.5, scores, 1 - scores))
-    assert losses.mean() == pytest.approx(read_evaluations(model_dir)[-1]["logloss"], abs=1e-6)
+    assert losses.mean() == pytest.approx(read_evaluations(copied)[-1]["logloss"], abs=1e-6)
 
 
 def test_row_groups_hold_many_batches_of_lists_and_shared_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mixed: tuple[Dataset, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = write_dataset(tmp_path / "data", evaluation=(700, 433), whole=True)
-    make_trainer(dataset, tmp_path / "m", recommender=MIXED).fit()
-    directory = CheckpointDirectory(tmp_path / "m")
+    dataset, model_dir = mixed
+    directory = CheckpointDirectory(model_dir)
     evaluator = Evaluator(MIXED, dataset, directory, batch_rows=64)
     evaluator.apply(directory.read(directory.numbers()[-1]))
     monkeypatch.setattr(example_scores, "_GROUP_ROWS", 500)
@@ -106,13 +87,13 @@ def test_row_groups_hold_many_batches_of_lists_and_shared_tables(
     assert done[-1] == 1133
     groups = pq.ParquetFile(file).metadata
     assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [512, 508, 113]
-    loaded = embedps.load(tmp_path / "m", recommender=MIXED, data=dataset.directory)
+    loaded = embedps.load(model_dir, recommender=MIXED, data=dataset.directory)
     want = loaded.predict(read_split(dataset))["score"]
     np.testing.assert_array_equal(pq.read_table(file)["score"].to_numpy(), want)
 
 
-def test_mistakes_get_one_line(tmp_path: Path, model_dir: Path, capsys: Any) -> None:
-    flags = ("--model-dir", model_dir)
+def test_mistakes_get_one_line(tmp_path: Path, history: Path, capsys: Any) -> None:
+    flags = ("--model-dir", history)
     wrong: list[tuple[tuple[object, ...], str]] = [
         (("--scores", tmp_path / "a"), "--scores is of one checkpoint: give --once or --number"),
         (("--once", "--scores", tmp_path), "must be a file in a local directory that is there"),
@@ -127,14 +108,12 @@ def test_mistakes_get_one_line(tmp_path: Path, model_dir: Path, capsys: Any) -> 
         assert message in said
 
 
-def test_a_full_disk_leaves_no_file(
-    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
-) -> None:
+def test_a_full_disk_leaves_no_file(tmp_path: Path, copied: Path, capsys: Any) -> None:
     disk = Disk(tmp_path / "disk", 1 << 20)
     try:
         disk.fill()
         file = disk.path / "scores.parquet"
-        assert command("--model-dir", model_dir, "--once", "--scores", file) == 2
+        assert command("--model-dir", copied, "--once", "--scores", file) == 2
         said = capsys.readouterr().err
         assert f"{file} cannot be written: " in said
         assert "No space left on device" in said

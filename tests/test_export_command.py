@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import embedps
@@ -18,24 +19,11 @@ from embedps.data.dataset import Dataset
 from tests import commands
 from tests.builders import (
     COLUMNS,
-    TINY_DLRM,
-    dataset_fixture,
     latest,
-    make_config,
     read_split,
 )
 from tests.processors import check_stock
 from tests.serving.builders import ask, evaluated, examples, tensors
-
-dataset = dataset_fixture(evaluation=(4500,))
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
-    path = tmp_path_factory.mktemp("run") / "m"
-    config = make_config(dataset, path, eval="none", model="dlrm", delta_steps=20)
-    embedps.Trainer.from_config(config, TINY_DLRM).fit()
-    return path
 
 
 def run(*flags: object) -> int:
@@ -45,17 +33,17 @@ def run(*flags: object) -> int:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_stock_tensorflow_gives_the_evaluators_scores(
-    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+    tmp_path: Path, clicks: Dataset, history: Path, capsys: Any
 ) -> None:
-    number = latest(model_dir).number
+    number = latest(history).number
     paths = {}
     for rows in ("float32", "bfloat16", "int8"):
         output = tmp_path / rows
-        assert run("--model-dir", model_dir, "--output", output, "--row-dtype", rows) == 0
+        assert run("--model-dir", history, "--output", output, "--row-dtype", rows) == 0
         assert [each.name for each in output.iterdir()] == [str(number)]
         paths[rows] = output / str(number)
     assert "signatures serving_default, examples" in capsys.readouterr().out
-    table = read_split(dataset)
+    table = pa.concat_tables([read_split(clicks)] * 4)  # of several batches
     whole = tensors(table)
     one_user = {name: array[:1] if name in ("I1", "C1") else array for name, array in whole.items()}
     batches = [
@@ -70,7 +58,7 @@ def test_stock_tensorflow_gives_the_evaluators_scores(
     exact, halved, quantized = ask(
         {paths["float32"]: asked, paths["bfloat16"]: asked, paths["int8"]: asked}
     )
-    model = embedps.load(model_dir)
+    model = embedps.load(history)
     want = evaluated(model, table)["score"]
     repeated = table
     for name in ("I1", "C1"):
@@ -89,9 +77,9 @@ def test_stock_tensorflow_gives_the_evaluators_scores(
         np.testing.assert_allclose(quantized[f"{named}/0/score"], want, atol=5e-3)
 
 
-def test_an_export_says_what_it_is_of(tmp_path: Path, model_dir: Path, capsys: Any) -> None:
-    manifest = latest(model_dir)
-    given = ("--model-dir", model_dir, "--output", tmp_path)
+def test_an_export_says_what_it_is_of(tmp_path: Path, history: Path, capsys: Any) -> None:
+    manifest = latest(history)
+    given = ("--model-dir", history, "--output", tmp_path)
     first = manifest.number
     assert run(*given) == 0
     found = json.loads((tmp_path / str(first) / "assets.extra" / "embedps.json").read_text())
@@ -103,15 +91,15 @@ def test_an_export_says_what_it_is_of(tmp_path: Path, model_dir: Path, capsys: A
     assert {tmp_path / str(first) / name for name in found["files"]} == stored - {
         tmp_path / str(first) / "assets.extra" / "embedps.json"
     }
-    rows = embedps.load(model_dir).collection.stats().rows
+    rows = embedps.load(history).collection.stats().rows
     assert {name: table["rows"] for name, table in found["tables"].items()} == rows
     before = (tmp_path / str(first) / "saved_model.pb").stat().st_mtime_ns
     capsys.readouterr()
-    config = export.ExportConfig(model_dir=str(model_dir), output=str(tmp_path))
+    config = export.ExportConfig(model_dir=str(history), output=str(tmp_path))
     assert export.export(config) == tmp_path / str(first)
     assert "is there already" in capsys.readouterr().out
     file = tmp_path / "export.toml"
-    file.write_text(f'model_dir = "{model_dir}"\noutput = "{tmp_path}"\nrow_dtype = "bfloat16"\n')
+    file.write_text(f'model_dir = "{history}"\noutput = "{tmp_path}"\nrow_dtype = "bfloat16"\n')
     assert run("--config", file) == 2
     assert "is there, with rows of float32: give another" in capsys.readouterr().err
     assert run("--config", file, "--row-dtype", "float32") == 0
@@ -130,10 +118,10 @@ def test_an_export_says_what_it_is_of(tmp_path: Path, model_dir: Path, capsys: A
     ],
 )
 def test_wrong_flags_get_one_line(
-    tmp_path: Path, model_dir: Path, capsys: Any, change: tuple[object, ...], message: str
+    tmp_path: Path, history: Path, capsys: Any, change: tuple[object, ...], message: str
 ) -> None:
     output = tmp_path / "out"
-    assert run("--model-dir", model_dir, "--output", output, *change) in (1, 2)
+    assert run("--model-dir", history, "--output", output, *change) in (1, 2)
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -144,9 +132,11 @@ def test_wrong_flags_get_one_line(
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_ended_export_leaves_nothing_that_is_served(
-    tmp_path: Path, model_dir: Path, number: signal.Signals
+    tmp_path: Path, copied: Path, number: signal.Signals
 ) -> None:
     """It ends when it is about to rename the directory: all of it is written then."""
+    output = tmp_path / "out"
+    output.mkdir()
     script = (
         "import os, signal, sys\n"
         "from embedps import export\n"
@@ -156,11 +146,11 @@ def test_an_ended_export_leaves_nothing_that_is_served(
         "sys.exit(command_line.run(export.main, sys.argv[1:]))\n"
     )
     code = -signal.SIGKILL if number == signal.SIGKILL else 130
-    commands.run("-c", script, f"--model-dir={model_dir}", f"--output={tmp_path}", code=code)
-    left = {path.name for path in tmp_path.iterdir()}
+    commands.run("-c", script, f"--model-dir={copied}", f"--output={output}", code=code)
+    left = {path.name for path in output.iterdir()}
     assert not any(name.isdigit() for name in left)
     if number != signal.SIGKILL:
         assert left == set()
-        assert os.listdir(model_dir / "leases") == []
-    assert run("--model-dir", model_dir, "--output", tmp_path) == 0
-    assert [path.name for path in tmp_path.iterdir()] == [str(latest(model_dir).number)]
+        assert os.listdir(copied / "leases") == []
+    assert run("--model-dir", copied, "--output", output) == 0
+    assert [path.name for path in output.iterdir()] == [str(latest(copied).number)]

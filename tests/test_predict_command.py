@@ -31,14 +31,6 @@ from tests.pipelines.shop import load as shop
 dataset = dataset_fixture(train=(700, 300, 1), evaluation=(500, 0, 250))
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
-    path = tmp_path_factory.mktemp("run") / "m"
-    config = make_config(dataset, path, eval="none", model="dlrm")
-    embedps.Trainer.from_config(config, TINY_DLRM).fit()
-    return path
-
-
 def run(*flags: object) -> int:
     return command_line.run(predict.main, [str(flag) for flag in flags])
 
@@ -49,11 +41,11 @@ def flags(model_dir: Path, dataset: Dataset, output: Path, *more: object) -> lis
 
 
 def test_scores_are_those_of_the_loaded_model(
-    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+    tmp_path: Path, dataset: Dataset, history: Path, capsys: Any
 ) -> None:
-    given = flags(model_dir, dataset, tmp_path / "s", "--keep", "C1", "--batch-size", 64)
+    given = flags(history, dataset, tmp_path / "s", "--keep", "C1", "--batch-size", 64)
     assert run(*given) == 0
-    model = embedps.load(model_dir)
+    model = embedps.load(history)
     for split in ("train", "eval"):
         for path in dataset.paths(split):
             scores = pq.read_table(tmp_path / "s" / split / path.name)
@@ -65,13 +57,13 @@ def test_scores_are_those_of_the_loaded_model(
     assert "6 files (1,751 rows) with checkpoint" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.parquet")}
     file = tmp_path / "predict.toml"
-    file.write_text(f'model_dir = "{model_dir}"\nkeep = ["C1"]\nbatch_size = 64\n')
+    file.write_text(f'model_dir = "{history}"\nkeep = ["C1"]\nbatch_size = 64\n')
     assert run("--config", file, "--input", given[3], "--output", tmp_path / "s") == 0
     assert ": 6 of 6 files scored" in capsys.readouterr().out
     next(iter(before)).unlink()
     predict.predict(
         predict.PredictConfig(
-            model_dir=str(model_dir),
+            model_dir=str(history),
             input=(str(given[3]),),
             output=tmp_path / "s",
             keep=("C1",),
@@ -83,17 +75,15 @@ def test_scores_are_those_of_the_loaded_model(
 
 @pytest.mark.slow
 def test_a_killed_prediction_goes_on_with_its_checkpoint(
-    tmp_path: Path, dataset: Dataset, model_dir: Path
+    tmp_path: Path, dataset: Dataset, clicks: Dataset, history: Path, copied: Path
 ) -> None:
     inputs = tmp_path / "in"
     inputs.mkdir()
     table = read_split(dataset, "train")
     for i in range(40):
         pq.write_table(pa.concat_tables([table] * 20), inputs / f"{i:02d}.parquet")
-    run_dir = tmp_path / "m"
-    shutil.copytree(model_dir, run_dir)
     command = (
-        *("-m", "embedps.predict", f"--model-dir={run_dir}", "--keep=C2"),
+        *("-m", "embedps.predict", f"--model-dir={copied}", "--keep=C2"),
         *(f"--input={inputs}/*.parquet", f"--output={tmp_path / 's'}", "--batch-size=100"),
     )
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -106,15 +96,15 @@ def test_a_killed_prediction_goes_on_with_its_checkpoint(
     process.wait()
     done = {path: path.read_bytes() for path in (tmp_path / "s").glob("*.parquet")}
     assert 0 < len(done) < 40
-    config = make_config(dataset, run_dir, eval="none", model="dlrm", epochs=2)
+    config = make_config(clicks, copied, eval="none", model="dlrm", epochs=4)
     embedps.Trainer.from_config(config, TINY_DLRM).fit()  # newer checkpoints
     commands.run(*command, timeout=None)
     number = json.loads((tmp_path / "s" / "_predict.json").read_text())["checkpoint"]
-    assert number == embedps.load(model_dir).number
-    assert embedps.load(run_dir).number > number
+    assert number == embedps.load(history).number
+    assert embedps.load(copied).number > number
     for path, content in done.items():
         assert path.read_bytes() == content
-    whole = embedps.load(model_dir).predict(table)["score"]
+    whole = embedps.load(history).predict(table)["score"]
     for path in inputs.iterdir():
         scores = pq.read_table(tmp_path / "s" / path.name)
         assert scores["C2"].to_pylist() == 20 * table["C2"].to_pylist()
@@ -181,7 +171,7 @@ def check_text_files(tmp_path: Path, wanted: Any, capsys: Any) -> None:
 
 
 def test_mistakes_are_one_line(
-    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+    tmp_path: Path, dataset: Dataset, history: Path, capsys: Any
 ) -> None:
     def refused(*given: object, code: int = 2) -> str:
         assert run(*given) == code
@@ -191,7 +181,7 @@ def test_mistakes_are_one_line(
 
     (path,) = [p for p in dataset.paths("eval") if "00000" in p.name]
     output = ["--output", tmp_path / "s"]
-    base = ["--model-dir", model_dir]
+    base = ["--model-dir", history]
     assert "must match a file" in refused(*base, "--input", tmp_path / "no*", *output)
     assert "is a directory: give" in refused(*base, "--input", dataset.directory, *output)
     os.mkfifo(tmp_path / "pipe.parquet")
@@ -230,7 +220,7 @@ def test_mistakes_are_one_line(
         *given, "--output", tmp_path / "t", "--number", 99, code=1
     )
     assert "no checkpoint yet" in refused(
-        "--model-dir", _untrained(tmp_path, model_dir), "--input", path, "--output", tmp_path / "u"
+        "--model-dir", _untrained(tmp_path, history), "--input", path, "--output", tmp_path / "u"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ from embedps.serving.server import messages
 from tests.builders import (
     COLUMNS,
     ROOT,
-    TINY_DLRM,
-    dataset_fixture,
     latest,
     make_config,
     read_split,
@@ -35,15 +34,6 @@ from tests.models import planted_interactions
 from tests.pages import blocks
 from tests.serving.builders import tensors
 from tests.serving.server.builders import Client, ask_rest, predict_request, score_of, serving
-
-dataset = dataset_fixture()
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
-    path = tmp_path_factory.mktemp("run") / "m"
-    embedps.Trainer.from_config(make_config(dataset, path, model="dlrm"), TINY_DLRM).fit()
-    return path
 
 
 def ports(line: str) -> tuple[str, str]:
@@ -71,24 +61,24 @@ def example_request(model_dir: Path, capsys: Any) -> str:
 
 
 def test_an_example_request_has_every_column_and_is_answered(
-    model_dir: Path, dataset: Dataset, capsys: Any
+    history: Path, clicks: Dataset, scores: Callable[[int], np.ndarray], capsys: Any
 ) -> None:
-    body = example_request(model_dir, capsys)
-    config = serve.ServeConfig(model_dir=(str(model_dir),), example_request=True)
+    body = example_request(history, capsys)
+    config = serve.ServeConfig(model_dir=(str(history),), example_request=True)
     assert serve.example_request(config) == body.rstrip("\n")
     rows = json.loads(body)["instances"]
     assert len(rows) == 2
     assert all(sorted(row) == sorted(COLUMNS) for row in rows)
-    with serving(CheckpointDirectory(model_dir), dataset) as (_, _, addresses):
+    with serving(CheckpointDirectory(history), clicks) as (_, _, addresses):
         code, found = ask_rest(f"{addresses.rest}/v1/models/clicks:predict", body.encode())
-    want = embedps.load(model_dir).predict(read_split(dataset).slice(0, 2))["score"]
+    want = scores(latest(history).number)[:2]
     assert (code, np.float32(found["predictions"]).tolist()) == (200, want.tolist())
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_quickstarts_curl_asks_a_ranking_and_a_retrieval_model(
-    tmp_path: Path, model_dir: Path, films: Path, capsys: Any
+    tmp_path: Path, history: Path, films: Path, capsys: Any
 ) -> None:
     """As it is printed but for the port: also while the server still loads the models."""
     page = blocks(ROOT / "docs" / "quickstart.md")
@@ -98,11 +88,11 @@ def test_the_quickstarts_curl_asks_a_ranking_and_a_retrieval_model(
         port = free.getsockname()[1]
     process = start(
         "embedps.serve",
-        *("--model-dir", str(model_dir), "--name", "clicks"),
+        *("--model-dir", str(history), "--name", "clicks"),
         *("--model-dir", str(films), "--name", "films"),
         *("--port", "0", "--rest-port", str(port)),
     )
-    for name, run_dir in (("clicks", model_dir), ("films", films)):
+    for name, run_dir in (("clicks", history), ("films", films)):
         (tmp_path / "request.json").write_text(example_request(run_dir, capsys))
         asked = line.replace("localhost:8501", f"localhost:{port}").replace("clicks", name)
         done = subprocess.run(
@@ -118,21 +108,23 @@ def test_the_quickstarts_curl_asks_a_ranking_and_a_retrieval_model(
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_dir: Path) -> None:
+def test_a_process_answers_and_drains(
+    tmp_path: Path, clicks: Dataset, history: Path, scores: Callable[[int], np.ndarray]
+) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
     process = start(
         "embedps.serve",
-        *("--model-dir", str(model_dir), "--name", "clicks"),
-        *("--model-dir", str(model_dir), "--name", "other"),
+        *("--model-dir", str(history), "--name", "clicks"),
+        *("--model-dir", str(history), "--name", "other"),
         *("--port", "0", "--rest-port", "0", "--token-file", str(token)),
     )
-    number = latest(model_dir).number
+    number = latest(history).number
     line = read_until(process, "serves ").splitlines()[-1]
     assert f"serves clicks (checkpoint {number}), other (checkpoint {number}) at" in line
     address, rest = ports(line)
-    table = read_split(dataset).slice(0, 20)
-    want = embedps.load(model_dir).predict(table)["score"]
+    table = read_split(clicks).slice(0, 20)
+    want = scores(number)[:20]
     given = tensors(table)
     client, allowed = Client(address), {"metadata": [("authorization", "Bearer secret")]}
     for name in ("clicks", "other"):
@@ -210,7 +202,7 @@ def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_di
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_tls_and_the_guides_client(tmp_path: Path, model_dir: Path) -> None:
+def test_tls_and_the_guides_client(tmp_path: Path, history: Path) -> None:
     key, chain = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
         [
@@ -223,7 +215,7 @@ def test_tls_and_the_guides_client(tmp_path: Path, model_dir: Path) -> None:
     )
     process = start(
         "embedps.serve",
-        *("--model-dir", str(model_dir), "--name", "clicks", "--port", "0", "--rest-port", "0"),
+        *("--model-dir", str(history), "--name", "clicks", "--port", "0", "--rest-port", "0"),
         *("--tls-cert", str(chain), "--tls-key", str(key)),
     )
     address, rest = ports(read_until(process, "serves ").splitlines()[-1])
@@ -256,12 +248,12 @@ def complaint(capsys: Any, *flags: object) -> str:
     return str(said)
 
 
-def test_mistakes_get_one_line(tmp_path: Path, model_dir: Path, capsys: Any) -> None:
+def test_mistakes_get_one_line(tmp_path: Path, history: Path, capsys: Any) -> None:
     file = tmp_path / "serve.toml"
-    file.write_text(f'model_dir = ["{model_dir}"]\nname = ["a"]\n[ranking]\ntop_k = 9\n')
+    file.write_text(f'model_dir = ["{history}"]\nname = ["a"]\n[ranking]\ntop_k = 9\n')
     said = complaint(capsys, "--config", file, "--max-top-k", 8)
     assert said == "embedps: --top-k must be at most --max-top-k, 8, but is 9\n"
-    flags = ("--model-dir", model_dir, "--name", "a")
+    flags = ("--model-dir", history, "--name", "a")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = complaint(capsys, *flags, "--port", port, "--rest-port", 0)
@@ -270,8 +262,8 @@ def test_mistakes_get_one_line(tmp_path: Path, model_dir: Path, capsys: Any) -> 
         assert "give another --rest-port" in said
     assert "must have a --name but there are 1 and 2" in complaint(capsys, *flags, "--name", "b")
     assert "--name a is given twice" in complaint(capsys, *flags, *flags)
-    assert "letters, digits" in complaint(capsys, "--model-dir", model_dir, "--name", "a/b")
-    assert "given together" in complaint(capsys, *flags, "--tls-cert", model_dir / "config.json")
-    (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    assert "letters, digits" in complaint(capsys, "--model-dir", history, "--name", "a/b")
+    assert "given together" in complaint(capsys, *flags, "--tls-cert", history / "config.json")
+    (tmp_path / "config.json").write_bytes((history / "config.json").read_bytes())
     said = complaint(capsys, "--model-dir", tmp_path, "--name", "a")
     assert "has no checkpoint yet: train first" in said

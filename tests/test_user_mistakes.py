@@ -419,9 +419,10 @@ def test_label_that_is_none_is_one_line_of_training(tmp_path, fails):
 
 
 @pytest.mark.parametrize(("column", "value"), [("label", float("nan")), ("I1", float("inf"))])
-def test_value_that_is_none_is_one_line_of_evaluation(tmp_path, fails, column, value):
+def test_value_that_is_none_is_one_line_of_evaluation(tmp_path, trained, fails, column, value):
     dataset = _with_bad_value(tmp_path / "set", "eval", column, value)
-    line = fails(*train(dataset.directory, tmp_path / "m", "--eval=inline"), codes=(1,))
+    where = [f"--model-dir={trained}", f"--data={dataset.directory}"]
+    line = fails(evaluate.main, *where, "--once", codes=(1,))
     assert f"'{dataset.paths('eval')[0]}', row group 1: column '{column}'" in line
     assert "at row 700 of the file, counted from 0" in line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 import operator
@@ -83,7 +84,7 @@ def options_of(config: type) -> list[Option]:
 
 def sections_of(config: type) -> dict[str, type]:
     """Gives the sections of a config by their fields' names."""
-    hints = typing.get_type_hints(config)
+    hints = _hints_of(config)
     return {n: hint for n, hint in hints.items() if dataclasses.is_dataclass(hint)}  # type: ignore[misc]
 
 
@@ -130,7 +131,7 @@ def check(config: Any) -> None:
     Raises:
       UsageError: a field holds what its type or its metadata does not allow.
     """
-    hints = typing.get_type_hints(type(config))
+    hints = _hints_of(type(config))
     for field in dataclasses.fields(config):
         name, given = field.name, getattr(config, field.name)
         option_name = field.metadata.get("flag", name)
@@ -151,7 +152,7 @@ def check_types(config: Any, whose: str) -> None:
     Raises:
       UsageError: a field is of another type.
     """
-    hints = typing.get_type_hints(type(config))
+    hints = _hints_of(type(config))
     for field in dataclasses.fields(config):
         hint, given = hints[field.name], getattr(config, field.name)
         kind = without_none(hint)
@@ -225,8 +226,14 @@ def check_text(name: str, value: Any) -> str:
     return text
 
 
+@functools.cache
+def _hints_of(config: type) -> dict[str, Any]:
+    """The types of a config's fields; to read them from their texts takes long."""
+    return typing.get_type_hints(config)
+
+
 def _options(config: type, section: str | None) -> Iterator[Option]:
-    hints = typing.get_type_hints(config)
+    hints = _hints_of(config)
     for field in dataclasses.fields(config):
         hint = hints[field.name]
         if field.metadata.get("python_only"):

@@ -81,15 +81,6 @@ def embedded(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path
     return model_dir
 
 
-def test_help_of_each_command_exits_with_zero():
-    running = [start(m, "--help") for m in ("embedps.train", "embedps.evaluate", "embedps.server")]
-    train_help, evaluate_help, server_help = (finish(process) for process in running)
-    assert "--embedding-dim" in train_help
-    assert "--delta-secs" in train_help
-    assert "--once" in evaluate_help
-    assert "TF_CONFIG" in server_help
-
-
 def test_run_leaves_scores_and_a_summary(embedded, dataset):
     summary = summary_of(embedded)
     rows = dataset.split("train").rows

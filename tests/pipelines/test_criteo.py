@@ -8,6 +8,7 @@ import gzip
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
+from embedps.pipelines import criteo
 from embedps.pipelines.criteo_format import FIELDS
 from embedps.pipelines.ingestion.input_files import find_inputs
 from embedps.pipelines.ingestion.make_dataset import make_dataset
@@ -34,6 +37,20 @@ TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing
 
 make = functools.partial(shop.make, "criteo")
 run_cli = functools.partial(run, "-m", "embedps.pipelines.criteo")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a log of 60 rows, a.tsv, and the dataset of two shards that was made of it."""
+    folder = tmp_path_factory.mktemp("finished")
+    make(write_log(folder / "a.tsv", make_lines(60)), folder / "out", num_shards=2)
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, of this test alone."""
+    return Path(shutil.copytree(finished, tmp_path / "copied"))
 
 
 def numeric_value(field: str) -> float:
@@ -187,10 +204,8 @@ def test_more_shards_than_rows_gives_empty_shards(tmp_path: Path):
     assert read_split(dataset, "train").num_rows == 5
 
 
-def test_flipped_bit_of_a_shard_is_told_by_its_page_checksum(tmp_path: Path):
-    write_log(tmp_path / "a.tsv", make_lines(300))
-    dataset = make(tmp_path / "a.tsv", tmp_path / "set", num_shards=1)
-    (path,) = dataset.paths("train")
+def test_flipped_bit_of_a_shard_is_told_by_its_page_checksum(copied: Path):
+    path = Dataset.open(copied / "out").paths("train")[0]
     column = pq.read_metadata(path).row_group(0).column(5)
     data = bytearray(path.read_bytes())
     data[column.data_page_offset + column.total_compressed_size - 3] ^= 1
@@ -199,52 +214,46 @@ def test_flipped_bit_of_a_shard_is_told_by_its_page_checksum(tmp_path: Path):
         pq.ParquetFile(path, page_checksum_verification=True).read()
 
 
-def test_rerun_keeps_a_finished_dataset(tmp_path: Path):
-    log = write_log(tmp_path / "logs/a.tsv", make_lines(50))
-    options = shop.options_of("criteo", log, tmp_path / "out", num_shards=2)
-    _, made = make_dataset(options)
-    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+def test_rerun_keeps_a_finished_dataset(finished: Path):
+    out = finished / "out"
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    options = shop.options_of("criteo", finished / "a.tsv", out, num_shards=2)
     dataset, made_again = make_dataset(options)
-    assert (made, made_again) == (True, False)
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == stamps
-    assert dataset == Dataset.open(tmp_path / "out")
+    assert not made_again
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
+    assert dataset == Dataset.open(out)
 
 
-def test_finished_dataset_of_other_input_is_not_replaced_unless_forced(tmp_path: Path):
-    lines = make_lines(60)
-    log = write_log(tmp_path / "logs/a.tsv", lines)
-    make(log, tmp_path / "out", num_shards=2)
+def test_finished_dataset_of_other_input_is_not_replaced_unless_forced(copied: Path):
+    log, out = copied / "a.tsv", copied / "out"
+    lines = log.read_bytes().splitlines()
     with pytest.raises(
         UsageError, match=r"made with .*'num_shards': 2.*wanted another num_shards.*--force"
     ):
-        make(log, tmp_path / "out", num_shards=3)
+        make(log, out, num_shards=3)
     write_log(log, [lines[1], lines[0], *lines[2:]])
     with pytest.raises(UsageError, match=r"a\.tsv held other bytes"):
-        make(log, tmp_path / "out", num_shards=2)
+        make(log, out, num_shards=2)
     write_log(log, lines[:40])
     with pytest.raises(UsageError, match="other input files"):
-        make(log, tmp_path / "out", num_shards=2)
-    dataset = make(log, tmp_path / "out", num_shards=1, force=True)
+        make(log, out, num_shards=2)
+    dataset = make(log, out, num_shards=1, force=True)
     assert dataset.input.lines_read == 40
-    assert sorted(os.listdir(tmp_path / "out/train")) == ["shard-00000-of-00001.parquet"]
+    assert sorted(os.listdir(out / "train")) == ["shard-00000-of-00001.parquet"]
 
 
-def test_damaged_dataset_is_not_taken_for_finished(tmp_path: Path):
-    log = write_log(tmp_path / "a.tsv", make_lines(60))
-    dataset = make(log, tmp_path / "out", num_shards=2)
-    dataset.paths("train")[0].unlink()
+def test_damaged_dataset_is_not_taken_for_finished(copied: Path):
+    Dataset.open(copied / "out").paths("train")[0].unlink()
     with pytest.raises(UsageError, match=r"damaged dataset.*shard-00000.*--force"):
-        make(log, tmp_path / "out", num_shards=2)
+        make(copied / "a.tsv", copied / "out", num_shards=2)
 
 
-def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path):
-    log = write_log(tmp_path / "a.tsv", make_lines(60))
+def test_leftovers_of_a_killed_run_are_removed(finished: Path, tmp_path: Path):
     for name in ("_work/run-00000-0000000.arrow", "train/shard-00000-of-00009.parquet"):
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / name).write_bytes(b"left")
-    make(log, tmp_path / "out", num_shards=2)
-    make(log, tmp_path / "clean", num_shards=2)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "clean")
+    make(finished / "a.tsv", tmp_path / "out", num_shards=2)
+    assert files_of(tmp_path / "out") == files_of(finished / "out")
 
 
 def test_logs_without_a_good_line_are_no_dataset(tmp_path: Path):
@@ -317,7 +326,7 @@ def test_failing_pipeline_is_one_dataset_error(tmp_path: Path, monkeypatch: pyte
 
 
 def test_command_line_prints_a_summary_then_keeps_it_then_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     write_log(tmp_path / "logs/a.tsv.gz", [*make_lines(99), b"bad"])
     flags = ("--input", tmp_path / "logs/*", "--output", tmp_path / "out", "--num-shards", "2")
@@ -327,11 +336,14 @@ def test_command_line_prints_a_summary_then_keeps_it_then_refuses(
     result = run_cli(*flags, "--runner", "DirectRunner")
     assert result.stderr == ""
     assert "100 rows read = 99 written + 1 bad" in result.stdout
-    assert "kept" in run_cli(*flags).stdout
-    result = run_cli(*flags, "--seed=3", code=2)
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("embedps: --output")
+    given = [*map(str, flags)]
+    assert command_line.run(criteo.main, given, all_or_nothing=True) == 0
+    assert "kept" in capsys.readouterr().out
+    assert command_line.run(criteo.main, [*given, "--seed=3"], all_or_nothing=True) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("embedps: --output")
     write_log(tmp_path / "bad.tsv", [b"bad"])
     bad = ("--input", tmp_path / "bad.tsv", "--output", tmp_path / "failed")
     assert run_cli(*bad, *TWO_WORKERS, code=1).stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 import ast
 import collections
 import dataclasses
+import functools
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ RETIRED_NAMES = {
 RETIRED_OPTIONS = {"dim", "batch_rows", "checkpoint_rows", "checkpoint_slots"}
 
 
+@functools.cache
 def modules() -> dict[str, ast.Module]:
     """The modules of the product, by path."""
     files = (

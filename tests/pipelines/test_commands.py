@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,19 +15,25 @@ from embedps.pipelines import describe, generate, ingest
 from embedps.pipelines.ingestion.options import parse_options
 from tests.commands import run
 
+COMMANDS = ("criteo", "ingest", "generate", "interactions", "describe")
 
-@pytest.mark.parametrize("command", ["criteo", "ingest", "generate", "interactions", "describe"])
-def test_help_imports_neither_tensorflow_nor_beam(command: str):
+
+def test_help_imports_neither_tensorflow_nor_beam_nor_a_second_copy_of_the_package():
     code = (
         "import runpy, sys\n"
-        f"sys.argv = ['pipelines.{command}', '--help']\n"
-        f"try: runpy.run_module('pipelines.{command}', run_name='__main__', alter_sys=True)\n"
-        "finally: print([m for m in ('tensorflow', 'apache_beam') if m in sys.modules])"
+        f"for name in {COMMANDS}:\n"
+        "    sys.argv = [f'pipelines.{name}', '--help']\n"
+        "    try: runpy.run_module(f'pipelines.{name}', run_name='__main__', alter_sys=True)\n"
+        "    except SystemExit as end: assert not end.code\n"
+        "    assert not {'tensorflow', 'apache_beam'} & set(sys.modules), name\n"
+        "    copies = [m for m in sys.modules if m.partition('.')[0] == 'pipelines']\n"
+        "    assert copies == ['pipelines'], name\n"
+        "    assert [m for m in sys.modules if m.startswith('embedps.pipelines.')]\n"
     )
     result = run("-c", code)
     assert result.stderr == ""
-    assert result.stdout.startswith(f"usage: python -m embedps.pipelines.{command}")
-    assert result.stdout.endswith("\n[]\n")
+    shown = re.findall(r"^usage: python -m embedps\.pipelines\.(\w+)", result.stdout, re.M)
+    assert tuple(shown) == COMMANDS
 
 
 _INGEST = {"--input": "a.tsv", "--output": "out", "--schema": "criteo"}

@@ -106,19 +106,6 @@ def test_a_second_copy_of_the_models_is_refused_in_a_checkout():
     assert "must be imported as embedps.models, but this is models" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["criteo", "describe", "generate", "ingest", "interactions"])
-def test_a_command_of_the_checkout_loads_no_second_copy(command):
-    program = (
-        "import runpy, sys\n"
-        "sys.argv[1:] = ['--help']\n"
-        f"try: runpy.run_module('pipelines.{command}', run_name='__main__', alter_sys=True)\n"
-        "except SystemExit as end: assert not end.code\n"
-        "assert [m for m in sys.modules if m.partition('.')[0] == 'pipelines'] == ['pipelines']\n"
-        "assert [m for m in sys.modules if m.startswith('embedps.pipelines.')]\n"
-    )
-    assert run(ROOT, "-c", program).stdout.startswith("usage: python -m embedps.pipelines.")
-
-
 def test_raw_reads_the_transforms_beside_folders_of_the_same_name(folder, tmp_path):
     logs = write_csv(tmp_path / "logs.csv", make_records(50))
     shop_data = make(load(tmp_path), logs, tmp_path / "shop")

@@ -18,24 +18,19 @@ from embedps.errors import DirectoryInUseError, DirectoryTakenError, UsageError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.run_lock import RunLock
 from embedps.storage.file_lock import RUN_LOCK_NAME
-from tests.builders import ROOT, dataset_fixture, latest, make_dlrm, make_trainer
+from tests.builders import LEARN, ROOT, latest, make_dlrm, make_trainer
 from tests.commands import checkpoint_command
 
 # Holds the lock, and a process of its own that outlives it.
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
-from typing import Any
-from embedps.evaluation.evaluator import Evaluator
 from embedps.run.run_lock import RunLock
 lock = RunLock(Path(sys.argv[1]))
 child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 time.sleep(60)
 """
-
-
-dataset = dataset_fixture()
 
 
 def test_second_run_is_told_who_holds_the_directory(tmp_path):
@@ -88,39 +83,38 @@ def test_what_is_no_file_is_no_lock(tmp_path, make):
         RunLock(tmp_path)
 
 
-def test_trainer_holds_its_directory_until_it_is_closed_or_has_run(tmp_path, dataset):
-    first = make_trainer(dataset, tmp_path)
+def test_trainer_holds_its_directory_until_it_is_closed_or_has_run(tmp_path, clicks):
+    first = make_trainer(clicks, tmp_path)
     with pytest.raises(DirectoryInUseError, match=f"process {os.getpid()} on"):
-        make_trainer(dataset, tmp_path)
+        make_trainer(clicks, tmp_path)
     first.close()
-    second = make_trainer(dataset, tmp_path)
+    second = make_trainer(clicks, tmp_path)
     assert second.fit().summary["finished"]
     with pytest.raises(UsageError, match="seed is 7, the checkpoint has 0: use"):
-        make_trainer(dataset, tmp_path, seed=7)  # one that cannot be made lets go too
-    make_trainer(dataset, tmp_path).close()
+        make_trainer(clicks, tmp_path, seed=7)  # one that cannot be made lets go too
+    make_trainer(clicks, tmp_path).close()
 
 
-def test_readers_and_a_compaction_work_beside_a_run(tmp_path, dataset):
-    for epochs in (1, 2, 3):
-        make_trainer(dataset, tmp_path, epochs=epochs, rebase="one-shot").fit()
-    directory = CheckpointDirectory(tmp_path)
-    assert len(latest(tmp_path).chain) == 3
-    trainer = make_trainer(dataset, tmp_path, epochs=4)
-    scored = Evaluator(make_dlrm(dataset), dataset, directory).evaluate_latest(newer_than=-1)
+def test_readers_and_a_compaction_work_beside_a_run(copied, clicks, tmp_path):
+    assert len(latest(copied).chain) > 1
+    trainer = make_trainer(clicks, copied, epochs=4, **LEARN)
+    scored = Evaluator(make_dlrm(clicks), clicks, CheckpointDirectory(copied)).evaluate_latest(
+        newer_than=-1
+    )
     assert scored is not None
-    changes = iter(follow(tmp_path, position=None))
+    changes = iter(follow(copied, position=None))
     assert isinstance(next(changes), Reset)
     rows = tmp_path / "C1.parquet"
-    assert checkpoint_command(["export", str(tmp_path), "--table=C1", f"--output={rows}"]) == 0
-    assert checkpoint_command(["stats", str(tmp_path)]) == 0
-    assert compact(directory) is not None
-    assert len(latest(tmp_path).chain) == 1
+    assert checkpoint_command(["export", str(copied), "--table=C1", f"--output={rows}"]) == 0
+    assert checkpoint_command(["stats", str(copied)]) == 0
+    assert compact(CheckpointDirectory(copied)) is not None
+    assert len(latest(copied).chain) == 1
     assert trainer.fit().summary["finished"]  # it goes on from the compaction
 
 
-def test_loser_of_a_race_of_commits_ends_at_once(tmp_path, dataset):
+def test_loser_of_a_race_of_commits_ends_at_once(tmp_path, clicks):
     """As where there is no lock: another run commits between this one's saves."""
-    trainer: Any = make_trainer(dataset, tmp_path, delta_secs=0.01, unit_rows=128, epochs=6)
+    trainer: Any = make_trainer(clicks, tmp_path, delta_secs=0.01, unit_rows=128, epochs=6)
     save, saves = trainer._loop.save, []
 
     def after_another(**arguments):

@@ -189,7 +189,7 @@ def plain_reason(line: bytes) -> str | None:
     return None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lines=st.lists(malformed_lines(), max_size=12))
 def test_any_lines_are_read_as_the_plain_way_reads_them(lines: list[bytes]):
     rows, bad = parse_block(make_block(lines))

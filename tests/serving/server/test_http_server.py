@@ -28,6 +28,7 @@ from tests.serving.server.builders import until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
+BRIEF = Times(lingering=0.2)
 
 
 class Echo:
@@ -69,7 +70,7 @@ def serving(**options: Any) -> Iterator[tuple[Echo, HttpServer]]:
 
 @pytest.fixture(name="server", scope="module")
 def make_server() -> Iterator[HttpServer]:
-    with serving(times=Times(lingering=0.2)) as (_, server):
+    with serving(times=BRIEF) as (_, server):
         yield server
 
 
@@ -234,7 +235,7 @@ def test_a_body_is_asked_for_if_the_client_waits(server: HttpServer) -> None:
 
 @pytest.mark.parametrize("zeros", [0, 18])
 def test_a_large_body_is_refused_before_it_is_sent(zeros: int) -> None:
-    with serving() as (echo, server), connect(server) as connection:
+    with serving(times=BRIEF) as (echo, server), connect(server) as connection:
         length = b"0" * zeros + b"%d" % (MAX_REQUEST_BYTES + 1)
         connection.sendall(POST + b"Content-Length: " + length + b"\r\n\r\n")
         code, body = answer_of(connection)
@@ -275,7 +276,7 @@ def test_all_bodies_together_are_bounded(monkeypatch: Any) -> None:
 
 
 def test_a_refusal_by_the_head_needs_no_body() -> None:
-    with serving() as (echo, server), connect(server) as connection:
+    with serving(times=BRIEF) as (echo, server), connect(server) as connection:
         connection.sendall(b"POST /token HTTP/1.1\r\nHost: a\r\nContent-Length: 50000000\r\n\r\n")
         assert answer_of(connection) == (401, b"no token")
         assert rest_of(connection) == b""

@@ -44,7 +44,7 @@ def rows_of(directory: CheckpointDirectory, number: int | None = None) -> list:
     return bits(read_chain(directory, manifest, GROUP))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     base=records, deltas=st.lists(records, min_size=1, max_size=4), keys=st.sampled_from([2, 99])
 )

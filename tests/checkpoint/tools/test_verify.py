@@ -95,7 +95,7 @@ def test_any_flipped_bit_is_found_and_its_place_told(whole, data):
         assert last - first < constants.FILE_PIECE_BYTES
 
 
-@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("bit", [0, 3, 5, 7])
 def test_any_flipped_bit_of_a_manifest_is_found(whole, bit):
     """Every byte: also where the JSON means the same, as in \\u00E9 and 1E-05."""
     name = "manifests/00000001.json"

@@ -90,7 +90,7 @@ def assert_same(found: pa.Table, expected: pa.Table) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=name_of)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(values=some_rows)
 def test_ops_write_what_the_twin_encodes_and_load_what_it_decodes(
     encoding, tmp_path_factory, values

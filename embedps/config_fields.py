@@ -8,6 +8,7 @@ import math
 import numbers
 import operator
 import os
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ MAX_COUNT = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_SECS = 1e9
 """About 30 years, which the system's waits can take; it has a limit not far above."""
+NUMBER_OR_NAME = int | str
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 def option(default: Any, text: str, **metadata: Any) -> Any:
@@ -170,7 +173,7 @@ def check_value(name: str, hint: Any, value: Any, metadata: Mapping[str, Any]) -
     Args:
       name: of the option, for the message.
       hint: int, float, bool, str, Path, a Literal of texts, a tuple of one of these, one of these
-        or None, or the dataclass of a section.
+        or None, `int | str` of a number or a name, or the dataclass of a section.
       value: the value that was given.
       metadata: `least`, `above`, `most` and `below` bound a number, `choices` are all there is. A
         number must be finite unless `most` is infinite; a text must not be blank.
@@ -190,6 +193,9 @@ def check_value(name: str, hint: Any, value: Any, metadata: Mapping[str, Any]) -
         if not isinstance(value, kind):  # type: ignore[arg-type]
             raise UsageError(f"{name} must be a {kind.__name__} but got {shown(value)}")  # type: ignore[union-attr]
         return value
+    if kind == NUMBER_OR_NAME:
+        kind = str if isinstance(value, str) and not _INTEGER.fullmatch(value) else int
+        value = int(value) if kind is int and isinstance(value, str) else value
     choices = choices_of(kind, metadata)
     if kind is str or typing.get_origin(kind) is Literal:
         value = check_text(name, value)
@@ -248,7 +254,8 @@ def _options(config: type, section: str | None) -> Iterator[Option]:
 def without_none(hint: Any) -> Any:
     """Returns the X of a type `X | None`; any other type as it is."""
     if isinstance(hint, types.UnionType):
-        return next(h for h in typing.get_args(hint) if h is not type(None))
+        kinds = [h for h in typing.get_args(hint) if h is not type(None)]
+        return functools.reduce(operator.or_, kinds)
     return hint
 
 

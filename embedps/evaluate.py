@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.refs import manifest_option
 from embedps.config_fields import MAX_COUNT, option
 from embedps.console import command_line, flags
 from embedps.console.child_process import end_with_parent
@@ -26,7 +27,7 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
 from embedps.run.cluster_config import MAX_SHARDS
-from embedps.run.opened_run import OpenedRun, RunOptions, checkpoint_number, open_run
+from embedps.run.opened_run import OpenedRun, RunOptions, open_run
 from embedps.run.summary import (
     SUMMARY_NAME,
     read_evaluations,
@@ -49,8 +50,10 @@ class EvaluateConfig(RunOptions):
     batch_size: int = option(4096, "examples per batch", least=1, most=MAX_COUNT)
     num_shards: int = option(1, "shards per table in this process", least=1, most=MAX_SHARDS)
     once: bool = option(False, "score only the newest checkpoint")
-    number: int | None = checkpoint_number(
-        "score only this checkpoint; its scores are not added to evaluation.jsonl"
+    number: int | str | None = manifest_option(
+        None,
+        "score only this checkpoint, or that of a ref; its scores are not added to "
+        "evaluation.jsonl",
     )
     scores: Path | None = option(
         None,
@@ -109,8 +112,7 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
         config.model_dir, data=config.data, model=config.model, recommender=recommender, seed=seed
     )
     split = run.dataset.split(config.split)
-    if config.number is not None:
-        run.directory.read(config.number)
+    number = None if config.number is None else run.manifest(config.number).number
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     import tensorflow as tf
 
@@ -130,7 +132,7 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
         on_progress=lambda *progress: display.show(evaluator, *progress),
     )
     try:
-        _score(evaluator, display, run, config)
+        _score(evaluator, display, run, config, number)
         if config.scores is not None:
             _write_scores(evaluator, config.scores, split.rows)
     finally:
@@ -138,10 +140,14 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
 
 
 def _score(
-    evaluator: Evaluator, display: _ScoreDisplay, run: OpenedRun, config: EvaluateConfig
+    evaluator: Evaluator,
+    display: _ScoreDisplay,
+    run: OpenedRun,
+    config: EvaluateConfig,
+    number: int | None,
 ) -> None:
-    if config.number is not None:
-        display.report(evaluator.evaluate(config.number), is_logged=False)
+    if number is not None:
+        display.report(evaluator.evaluate(number), is_logged=False)
     elif config.once:
         found = evaluator.evaluate_latest(newer_than=-1)
         if found is None:

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from embedps.checkpoint.refs import manifest_option
 from embedps.config_fields import MAX_COUNT, option
 from embedps.console import command_line, flags
 from embedps.console.lines import say
 from embedps.console.progress import ProgressLine
 from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
-from embedps.run.opened_run import RunOptions, checkpoint_number
+from embedps.run.opened_run import RunOptions
 from embedps.serving import unknown_queries
 from embedps.serving.export_directory import read_description
 from embedps.serving.unknown_queries import UnknownQuery
@@ -36,7 +37,9 @@ class ExportConfig(RunOptions):
         "the directory of the exports, such as TensorFlow Serving's --model_base_path",
         metavar="DIR",
     )
-    number: int | None = checkpoint_number("the checkpoint's number (default: the newest)")
+    number: int | str | None = manifest_option(
+        None, "the checkpoint's number, or a ref (default: the newest)"
+    )
     row_dtype: str = option(
         "float32",
         "dtype of the stored rows; float32 gives the evaluator's scores bit for bit",

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedps.checkpoint.refs import manifest_option, number_of
 from embedps.config_fields import MAX_COUNT, check_text, option
 from embedps.console import command_line, flags
 from embedps.console.lines import say
@@ -22,7 +23,7 @@ from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
-from embedps.run.opened_run import RunOptions, checkpoint_number
+from embedps.run.opened_run import RunOptions
 from embedps.storage.file_io import open_file
 from embedps.storage.file_lock import FileLock
 
@@ -59,8 +60,9 @@ class PredictConfig(RunOptions):
         metavar="COLUMN",
         several=True,
     )
-    number: int | None = checkpoint_number(
-        "the checkpoint's number (default: the newest, or that of the run to go on with)"
+    number: int | str | None = manifest_option(
+        None,
+        "the checkpoint's number, or a ref (default: the newest, or that of the run to go on with)",
     )
     batch_size: int = option(
         8192, "the most rows that are scored at a time", least=1, most=MAX_COUNT
@@ -97,10 +99,11 @@ def predict(config: PredictConfig) -> None:
 
     stored = read_plan(output)
     newest = run.directory.latest()
-    chosen = config.number
-    if chosen is None and stored is not None:
+    if config.number is not None:
+        chosen = number_of(run.directory, config.number)
+    elif stored is not None:
         chosen = stored["checkpoint"]
-    elif chosen is None:
+    else:
         if newest is None:
             raise run.has_none()
         chosen = newest.number

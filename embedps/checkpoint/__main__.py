@@ -1,4 +1,4 @@
-"""Runs `embedps checkpoint inspect|stats|verify|export|compact|diff|evict|rollback DIR`.
+"""Runs `embedps checkpoint inspect|stats|verify|export|compact|diff|evict|rollback|tag DIR`.
 
 Exit code 0: done, no problem found. 1: a checkpoint is damaged or absent. 2: the command is wrong.
 """
@@ -22,17 +22,25 @@ from embedps import config_fields
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import LeaseRenewer
+from embedps.checkpoint.refs import (
+    check_name,
+    manifest_option,
+    move_ref,
+    number_of,
+    read_ref,
+    read_refs,
+)
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.diff import CHANGES, diff
 from embedps.checkpoint.tools.evict import Selection, evict
-from embedps.checkpoint.tools.inspect import format_bytes, inspect
+from embedps.checkpoint.tools.inspect import describe_move, format_bytes, inspect
 from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.rollback import ASIDE_NAME, rollback
 from embedps.checkpoint.tools.run_statistics import print_run_statistics, read_run_statistics
 from embedps.checkpoint.tools.stats import print_statistics, read_statistics
 from embedps.checkpoint.tools.stats_page import make_page
 from embedps.checkpoint.tools.verify import verify
-from embedps.config_fields import MAX_COUNT, option, section
+from embedps.config_fields import option, section
 from embedps.console import command_line, flags
 from embedps.console.lines import say
 from embedps.console.tables import make_console
@@ -53,10 +61,6 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.checkpoint") -
         return command(directory, read)
 
 
-def _number(default: Any, text: str, **metadata: Any) -> Any:
-    return option(default, text, least=0, most=MAX_COUNT, **metadata)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompactConfig:
     """Merges base and deltas into a new base, also during training."""
@@ -73,7 +77,9 @@ class CompactConfig:
 class InspectConfig(CompactConfig):
     """Shows a manifest's chain, tables and leases."""
 
-    number: int | None = _number(None, "a manifest's number; default: newest")
+    number: int | str | None = manifest_option(
+        None, "a manifest's number, or a ref; default: newest"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,9 +116,11 @@ class TableExportConfig(InspectConfig):
 class DiffConfig(CompactConfig):
     """Counts the rows that differ between two manifests."""
 
-    before: int = _number(dataclasses.MISSING, "a manifest's number", metavar="A", positional=True)
-    after: int = _number(
-        dataclasses.MISSING, "another manifest's number", metavar="B", positional=True
+    before: int | str = manifest_option(
+        dataclasses.MISSING, "a manifest's number, or a ref", metavar="A", positional=True
+    )
+    after: int | str = manifest_option(
+        dataclasses.MISSING, "another manifest's", metavar="B", positional=True
     )
     table: str | None = option(None, "compare only this table", metavar="NAME")
     output: Path | None = option(
@@ -140,14 +148,39 @@ class EvictConfig(CompactConfig):
 class RollbackConfig(CompactConfig):
     """Makes an older manifest the newest again, while no run trains."""
 
-    to: int = _number(dataclasses.MISSING, "the older manifest's number")
+    to: int | str = manifest_option(dataclasses.MISSING, "the older manifest's number, or a ref")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TagConfig(CompactConfig):
+    """Makes or moves a ref, a name of a manifest that stays; lists refs, or the moves of one."""
+
+    name: str | None = option(
+        None, "the ref; without it, refs are listed", metavar="REF", positional=True
+    )
+    to: int | str | None = manifest_option(
+        None,
+        "the manifest's number, or a ref that names it; without it, the ref's moves are listed",
+        positional=True,
+    )
+    remove: bool = option(False, "remove the ref")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name is not None:
+            check_name(self.name)
+        if self.remove and (self.name is None or self.to is not None):
+            raise UsageError("--remove needs a ref's name, and no manifest")
 
 
 @contextlib.contextmanager
-def _leased(directory: CheckpointDirectory, number: int | None, command: str) -> Iterator[Manifest]:
+def _leased(
+    directory: CheckpointDirectory, given: int | str | None, command: str
+) -> Iterator[Manifest]:
     """Reads a manifest, by default the newest, and keeps its files while the block reads them."""
     with LeaseRenewer(directory, holder=command, is_needed=False) as lease:
-        if number is not None:
+        if given is not None:
+            number = number_of(directory, given)
             directory.read(number)  # which says what there is
             lease.hold(number)
             yield directory.read(number)
@@ -158,7 +191,10 @@ def _leased(directory: CheckpointDirectory, number: int | None, command: str) ->
 
 
 def _inspect(directory: CheckpointDirectory, config: InspectConfig) -> int:
-    manifest = directory.latest() if config.number is None else directory.read(config.number)
+    if config.number is None:
+        manifest = directory.latest()
+    else:
+        manifest = directory.read(number_of(directory, config.number))
     if manifest is None:
         raise directory.holds_none()
     inspect(directory, manifest, make_console())
@@ -191,11 +227,13 @@ def _verify(directory: CheckpointDirectory, config: VerifyConfig) -> int:
     if not numbers:
         raise directory.holds_none()
     if config.number is not None:
-        if config.number not in numbers:
-            directory.read(config.number)  # which says what there is
-        numbers = [config.number]
+        number = number_of(directory, config.number)
+        if number not in numbers:
+            directory.read(number)  # which says what there is
+        numbers = [number]
     elif not config.all:
-        numbers = numbers[-1:]
+        named = {ref.number for ref in read_refs(directory)}
+        numbers = [n for n in numbers if n in named or n == numbers[-1]]
     found = verify(directory, numbers)
     for problem in found.problems:
         say(str(problem))
@@ -284,12 +322,30 @@ def _evict(directory: CheckpointDirectory, config: EvictConfig) -> int:
 
 
 def _rollback(directory: CheckpointDirectory, config: RollbackConfig) -> int:
-    made = rollback(directory, config.to)
+    number = number_of(directory, config.to)
+    made = rollback(directory, number)
     aside = f"; {made.evaluations} later evaluations are in {ASIDE_NAME}" * bool(made.evaluations)
     say(
-        f"{directory.path}: manifest {made.manifest.number} is manifest {config.to} again: the "
+        f"{directory.path}: manifest {made.manifest.number} is manifest {number} again: the "
         f"next run goes on from step {made.manifest.step:,}{aside}"
     )
+    return 0
+
+
+def _tag(directory: CheckpointDirectory, config: TagConfig) -> int:
+    if config.name is None:
+        refs = read_refs(directory)
+        for ref in refs:
+            say(f"{ref.name}: {describe_move(ref.moves[-1])}")
+        if not refs:
+            say(f"{directory.path} has no refs")
+    elif config.to is None and not config.remove:
+        ref = read_ref(directory, config.name)
+        for move in reversed(ref.moves):
+            say(f"{ref.name}: {describe_move(move)}")
+    else:
+        ref = move_ref(directory, config.name, config.to)
+        say(f"{directory.path}: {ref.name}: {describe_move(ref.moves[-1])}")
     return 0
 
 
@@ -319,6 +375,7 @@ _COMMANDS: dict[str, tuple[type[Any], Callable[[CheckpointDirectory, Any], int]]
     "diff": (DiffConfig, _diff),
     "evict": (EvictConfig, _evict),
     "rollback": (RollbackConfig, _rollback),
+    "tag": (TagConfig, _tag),
 }
 
 

@@ -5,6 +5,7 @@
     DIR/delta-N/<group>/shard-i-of-n.arrow     rows changed since the save before, and removals
     DIR/dense-N/dense.arrow                    dense variables and their optimizer
     DIR/leases/<name>.json                     which manifests are being read, and until when
+    DIR/refs/<name>.json                       which manifest a name stands for, and its moves
     DIR/manifests/.lock                        held by a process that commits or removes
 
 Numbers only grow. A number is used once, even if its commit failed.
@@ -50,6 +51,11 @@ class CheckpointDirectory:
     def leases_dir(self) -> Path:
         """Returns the directory of the leases."""
         return self.path / "leases"
+
+    @property
+    def refs_dir(self) -> Path:
+        """Returns the directory of the refs."""
+        return self.path / "refs"
 
     def manifest_path(self, number: int) -> Path:
         """Returns a manifest's path."""

@@ -12,6 +12,7 @@ from embedps.checkpoint.chain import position_of, shortest_path
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import read_clock, read_leases, release_lease
+from embedps.checkpoint.refs import read_refs
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.score_names import is_higher_better
 from embedps.storage import file_io
@@ -129,10 +130,10 @@ def collect_garbage(
 ) -> CollectResult:
     """Removes the manifests and saves that nothing needs, and the files of failed commits.
 
-    These manifests stay: the newest one, those that a policy keeps, those under a live lease, and
-    those through which the holder of the lease reaches the newest one. A save whose number is above
-    the newest committed save's may still be written, so it stays too. Call this inside
-    `directory.exclusive()`.
+    These manifests stay: the newest one, those that a policy keeps or a ref names, those under a
+    live lease, and those through which the holder of the lease reaches the newest one. A save whose
+    number is above the newest committed save's may still be written, so it stays too. Call this
+    inside `directory.exclusive()`.
 
     Args:
       keep: policies; at least one.
@@ -142,7 +143,8 @@ def collect_garbage(
 
     Raises:
       UsageError: there is no policy.
-      CorruptCheckpointError: the newest manifest or a lease cannot be read. Nothing was removed.
+      CorruptCheckpointError: the newest manifest, a lease or a ref cannot be read. Nothing was
+        removed.
     """
     if not keep:
         raise UsageError("collect_garbage must get a policy that says what to keep")
@@ -165,7 +167,7 @@ def _collect(
     now = time.time() if given_now is None else given_now
     keep = {max(manifests)}.union(*(policy.select(manifests, now) for policy in policies))
     now = read_clock(directory) if given_now is None else given_now
-    keep |= _leased(directory, manifests, now)
+    keep |= _needed(directory, manifests, now)
     removed = _remove_manifests(directory, manifests, keep, now)
     kept = [manifests[n] for n in manifests if n not in removed]
     directories, num_bytes = _remove_saves(directory, kept, under_way)
@@ -197,16 +199,17 @@ def _readable(directory: CheckpointDirectory) -> dict[int, Manifest]:
     return manifests
 
 
-def _leased(
+def _needed(
     directory: CheckpointDirectory, manifests: Mapping[int, Manifest], now: float
 ) -> set[int]:
-    """Returns the manifests under a live lease, and those on their readers' path to the newest."""
+    """Returns the manifests that refs name, those leased, and their readers' way to the newest."""
+    named = {ref.number for ref in read_refs(directory) if ref.number is not None}
     leased = {lease.number for lease in read_leases(directory) if lease.is_live(now)}
     ahead = (
         shortest_path(manifests.values(), position_of(manifests[n]))
         for n in leased & manifests.keys()
     )
-    return leased.union(manifest.number for path in ahead for manifest in path)
+    return named.union(leased, (manifest.number for path in ahead for manifest in path))
 
 
 def _remove_manifests(
@@ -223,10 +226,9 @@ def _remove_manifests(
     aside = {n: directory.manifest_path(n).with_suffix(_REMOVED_SUFFIX) for n in going}
     for number, path in aside.items():
         file_io.rename(directory.manifest_path(number), path)
-    # A reader that leased one of them before its rename is seen here. A later reader finds that the
-    # manifest is gone.
-    leased = _leased(directory, manifests, now)
-    for number in leased & aside.keys():
+    # A reader that leased one of them before its rename, or a ref, is seen here. Who comes later
+    # finds that the manifest is gone.
+    for number in _needed(directory, manifests, now) & aside.keys():
         file_io.rename(aside.pop(number), directory.manifest_path(number))
     for path in aside.values():
         file_io.unlink(path)

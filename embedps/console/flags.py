@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from embedps.config_fields import (
+    NUMBER_OR_NAME,
     Option,
     check_text,
     choices_of,
@@ -234,8 +235,8 @@ def _help(option: Option) -> str:
 
 def _reader(hint: Any) -> Callable[[str], Any]:
     bare = without_none(hint)
-    if typing.get_origin(bare) is typing.Literal or bare is Path:
-        return str  # the config makes a Path of it, but not of an empty text
+    if typing.get_origin(bare) is typing.Literal or bare in (Path, NUMBER_OR_NAME):
+        return str  # the config makes a Path or a number of it, but not of an empty text
     if typing.get_origin(bare) is tuple:
         item = typing.get_args(bare)[0]
 
@@ -266,10 +267,8 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
             raise UsageError(
                 f"{name} in the config file must be a float's number but got {shown(value)}"
             ) from None
-    if not isinstance(value, typing.get_origin(bare) or bare) or (
-        bare is int and isinstance(value, bool)
-    ):
-        raise UsageError(
-            f"{name} in the config file must be {bare.__name__} but got {shown(value)}"
-        )
+    kinds = bare if bare == NUMBER_OR_NAME else typing.get_origin(bare) or bare
+    if not isinstance(value, kinds) or (bare is not bool and isinstance(value, bool)):
+        wanted = getattr(bare, "__name__", "int or str")
+        raise UsageError(f"{name} in the config file must be {wanted} but got {shown(value)}")
     return value

@@ -29,7 +29,7 @@ from embedps.run.opened_run import OpenedRun, open_run
 def load(
     model_dir: Path | str,
     *,
-    number: int | None = None,
+    number: int | str | None = None,
     data: Path | str | None = None,
     model: str | None = None,
     recommender: Recommender | None = None,
@@ -38,7 +38,7 @@ def load(
 
     Args:
       model_dir: the model directory that `embedps train` was given.
-      number: of the checkpoint's manifest; the newest by default.
+      number: of the checkpoint's manifest, or a ref that names it; the newest by default.
       data: the dataset's directory; the run's by default.
       model: the run's model, if it is a module of your own.
       recommender: the run's model, if it was given from Python.
@@ -52,7 +52,7 @@ def load(
     return load_from(run, number=number)
 
 
-def load_from(run: OpenedRun, *, number: int | None = None) -> LoadedModel:
+def load_from(run: OpenedRun, *, number: int | str | None = None) -> LoadedModel:
     """Loads the model of a run that is open; see `load`."""
     manifest = run.manifest(number)
     return LoadedModel(run.recommender(), run.dataset, run.directory, manifest, seed=run.seed)

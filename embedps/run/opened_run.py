@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from embedps import config_fields
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.config_fields import MAX_COUNT, option
+from embedps.checkpoint.refs import number_of
+from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
@@ -45,14 +45,16 @@ class OpenedRun:
             return self.model
         return self.model.recommender(self.dataset)
 
-    def manifest(self, number: int | None = None) -> Manifest:
-        """Reads a checkpoint's manifest, by default the newest.
+    def manifest(self, number: int | str | None = None) -> Manifest:
+        """Reads a checkpoint's manifest, by its number or a ref; by default the newest.
 
         Raises:
-          UsageError: there is no checkpoint yet.
+          UsageError: there is no checkpoint yet, or no such ref.
           CheckpointError: there is none of that number, or it is damaged.
         """
-        manifest = self.directory.latest() if number is None else self.directory.read(number)
+        if number is not None:
+            return self.directory.read(number_of(self.directory, number))
+        manifest = self.directory.latest()
         if manifest is None:
             raise self.has_none()
         return manifest
@@ -99,11 +101,6 @@ def open_run(
         model=found,
         seed=seed,
     )
-
-
-def checkpoint_number(text: str) -> Any:
-    """Declares the option of a checkpoint's number."""
-    return option(None, text, metavar="N", least=0, most=MAX_COUNT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -167,7 +167,7 @@ def test_lease_taken_while_manifests_go_brings_its_manifest_back(tmp_path, monke
     """The reader saw the manifest after the collector read the leases."""
     directory = make_chains(tmp_path, 2, 1)
     before = directory.read(2)
-    find = retention._leased
+    find = retention._needed
     calls: list[int] = []
 
     def lease_in_between(*args):
@@ -177,7 +177,7 @@ def test_lease_taken_while_manifests_go_brings_its_manifest_back(tmp_path, monke
         calls.append(1)
         return found
 
-    monkeypatch.setattr(retention, "_leased", lease_in_between)
+    monkeypatch.setattr(retention, "_needed", lease_in_between)
     collected = collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)
     assert collected.manifests == (1,)
     assert directory.numbers() == [2, 3]

@@ -10,6 +10,7 @@ import pytest
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Reached, Rows, follow
 from embedps.checkpoint.lease import lease_latest, read_leases, release_lease
+from embedps.checkpoint.refs import move_ref, number_of
 from embedps.checkpoint.retention import KeepChains, KeepNewest, collect_garbage
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.diff import diff
@@ -161,6 +162,16 @@ def test_collection_keeps_what_is_leased(s3_dir):
     collect_garbage(run.directory, [KeepNewest(1), KeepChains(1)])
     assert run.directory.numbers() == [5]
     assert {path.name for _, path in run.directory.save_directories()} == {"base-5", "dense-5"}
+
+
+def test_collection_keeps_what_a_ref_names(s3_dir):
+    directory = make_run(as_path(s3_dir)).directory
+    move_ref(directory, "prod", 1)
+    move_ref(directory, "prod", 2)
+    assert collect_garbage(directory, [KeepNewest(1)]).manifests == (1,)
+    directory.check_present(directory.read(number_of(directory, "prod")))
+    move_ref(directory, "prod", None)
+    assert collect_garbage(directory, [KeepNewest(1)]).manifests == (2,)
 
 
 def test_removal_that_a_kill_cut_short_is_undone(s3_dir):

@@ -13,6 +13,7 @@ from rich.table import Table
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import Lease, read_clock, read_leases
+from embedps.checkpoint.refs import Move, read_refs
 from embedps.console.tables import make_table
 from embedps.errors import printable
 
@@ -36,6 +37,8 @@ def inspect(directory: CheckpointDirectory, manifest: Manifest, console: Console
     holders = _holders(directory, leases, lease_now)
     console.print(_chain(directory, manifest, holders, now))
     console.print(_tables(manifest))
+    for ref in read_refs(directory):
+        console.print(escape(f"ref {ref.name}: {describe_move(ref.moves[-1])}"))
     if leases:
         console.print(_leases(leases, lease_now))
     else:
@@ -57,6 +60,14 @@ def format_secs(secs: float) -> str:
         if secs >= 2 * size:
             return f"{secs / size:.0f} {unit}"
     return f"{max(secs, 0):.0f} s"
+
+
+def describe_move(move: Move) -> str:
+    """Says what a ref names since a move, what before, and who moved it when."""
+    before = "new" if move.before is None else f"before {move.before}"
+    after = "removed" if move.after is None else f"manifest {move.after}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(move.at))
+    return printable(f"{after} ({before}), by {move.by} at {when}")
 
 
 def _chain(

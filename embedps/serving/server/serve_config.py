@@ -6,9 +6,9 @@ import dataclasses
 import re
 from pathlib import Path
 
-from embedps.config_fields import option, section
+from embedps.config_fields import MAX_COUNT, option, section
 from embedps.errors import UsageError
-from embedps.run.opened_run import ModelOptions, checkpoint_number
+from embedps.run.opened_run import ModelOptions
 from embedps.serving.server.batching import Batching
 from embedps.serving.server.ranking import Ranking
 
@@ -43,7 +43,9 @@ class ServeConfig(ModelOptions):
         metavar="HOST",
     )
     follow: bool = option(True, "serve newer checkpoints as they are committed")
-    number: int | None = checkpoint_number("serve this checkpoint and follow no other")
+    number: int | None = option(
+        None, "serve this checkpoint and follow no other", metavar="N", least=0, most=MAX_COUNT
+    )
     raw: bool = option(False, "add the signature `raw`, which takes what the dataset was made of")
     batching: Batching = section(Batching)
     ranking: Ranking = section(Ranking)

@@ -12,12 +12,19 @@ from embedps.console import tf_startup
 
 __version__ = "0.1.0"
 
+
+def _load_kernels() -> None:
+    from embedps import kernels
+
+    kernels.library()
+
+
 # TFRS and ParameterServerStrategy work with Keras 2. TensorFlow takes it from tf-keras if it is
 # told so before its first import.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 # Log errors only: what an op refuses would be logged as a warning, and it is raised anyway.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-tf_startup.prepare_first_import()
+tf_startup.prepare_first_import(before_servers=_load_kernels)
 
 __getattr__, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["__version__"]

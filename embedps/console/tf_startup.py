@@ -17,8 +17,9 @@ import re
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 # A C++ log line that is not fatal, and the text that comes with such lines.
 _STARTUP_LINE = re.compile(
@@ -40,14 +41,18 @@ _UNCONVERTED = (
 )
 
 
-def prepare_first_import() -> None:
-    """Has TensorFlow prepared at its first import, or now if it was imported already."""
+def prepare_first_import(before_servers: Callable[[], None]) -> None:
+    """Has TensorFlow prepared at its first import, or now if it was imported already.
+
+    Args:
+      before_servers: is called before a tf.distribute.Server starts.
+    """
     loaded = sys.modules.get("tensorflow")
     if loaded is not None:
         with _without_startup_log():
-            _prepare(loaded)
+            _prepare(loaded, before_servers)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder(before_servers))
 
 
 def import_runtime() -> None:
@@ -74,6 +79,9 @@ def import_runtime() -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds TensorFlow and makes its loader quiet."""
 
+    def __init__(self, before_servers: Callable[[], None]) -> None:
+        self._before_servers = before_servers
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -87,14 +95,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         def load_quietly(module: types.ModuleType) -> None:
             with _without_startup_log():
                 load(module)
-                _prepare(module)
+                _prepare(module, self._before_servers)
 
         spec.loader.exec_module = load_quietly  # type: ignore[method-assign]
         return spec
 
 
-def _prepare(tensorflow: types.ModuleType) -> None:
-    """Tells AutoGraph what to leave, and where to keep its code; lists the devices, which logs."""
+def _prepare(tensorflow: types.ModuleType, before_servers: Callable[[], None]) -> None:
+    """Tells AutoGraph what to leave, and where to keep its code; lists the devices, which logs.
+
+    Makes a tf.distribute.Server call `before_servers` first.
+    """
     from tensorflow.python.autograph.core import config
     from tensorflow.python.autograph.pyct import loader
 
@@ -102,6 +113,14 @@ def _prepare(tensorflow: types.ModuleType) -> None:
     config.CONVERSION_RULES = ours + config.CONVERSION_RULES
     loader.load_source = _load_source
     tensorflow.config.list_physical_devices()
+    server = tensorflow.distribute.Server
+    start = server.__init__
+
+    def start_prepared(self: Any, *args: Any, **kwargs: Any) -> None:
+        before_servers()
+        start(self, *args, **kwargs)
+
+    server.__init__ = start_prepared
 
 
 def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, str]:

@@ -71,6 +71,7 @@ class SaveCheckpoints(tf.keras.callbacks.Callback):
           DatasetError: the dataset cannot be read.
         """
         super().__init__()
+        self._supports_tf_logs = True  # a ParameterServerStrategy takes no other callback per batch
         if every_steps is not None and (not isinstance(every_steps, int) or every_steps < 1):
             raise UsageError(f"every_steps must be an integer from 1 on but got {every_steps!r}")
         if dataset is not None and not isinstance(dataset, Dataset | Path | str):
@@ -137,7 +138,7 @@ class SaveCheckpoints(tf.keras.callbacks.Callback):
             check_signature(last, signature)
             self._tables.collection.clear()
             writer.restore(last)
-            self._tables.step.assign(last.step)
+            self._tables.set_steps(last.step)
         RunConfig(config=self._config, model_config=None).save()
         self._open.callback(writer.close)
         self._writer = writer
@@ -163,7 +164,7 @@ class SaveCheckpoints(tf.keras.callbacks.Callback):
         self._open.close()
 
     def _step(self) -> int:
-        return int(self._tables.step.numpy())
+        return self._tables.num_steps()
 
     def _save(self, *, final: bool = False) -> None:
         if self._writer is None:

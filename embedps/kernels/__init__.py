@@ -5,6 +5,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import embedps
 from embedps.errors import KernelBuildError
 
 
@@ -64,4 +65,5 @@ def _load_into_runtime() -> Path:
         raise KernelBuildError(
             f"{path} does not load ({error}): remove it and run `python -m embedps.kernels.build`"
         ) from error
+    ctypes.CDLL(str(path)).embedps_set_version(embedps.__version__.encode())
     return path

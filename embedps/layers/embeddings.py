@@ -18,6 +18,7 @@ from embedps.layers import rate_callbacks
 from embedps.layers.keras_ids import Padded, as_ids, in_place, refuse_keras_3
 from embedps.layers.own_tables import OwnTables, Rate, mistake
 from embedps.layers.passed_ids import are_of_column
+from embedps.layers.server_tables import ServerTables
 from embedps.layers.table_state import TableState
 from embedps.tables import activations
 from embedps.tables.activations import Activation, Ids
@@ -34,7 +35,8 @@ class Embeddings(tf.keras.layers.Layer):
     step computes, in one message per server, and hands them to the layer (`providing`).
 
     In Keras mode, where no engine runs (`model.fit`, a loop with a GradientTape, `model.predict`),
-    the layer has tables of its own, in this process. Its rows are updated when the gradient of a
+    the layer has tables of its own: in this process, or on the servers of the
+    ParameterServerStrategy in whose scope it was made. Its rows are updated when the gradient of a
     step is taken, by the tables' optimizers: the model's optimizer does not see them. So take the
     gradients of a step in one call. Under a GradientTape or with `training=True`, new ids get rows,
     unless `trainable` is false. Other calls leave the tables as they are, and read zeros for ids
@@ -95,8 +97,8 @@ class Embeddings(tf.keras.layers.Layer):
             raise UsageError(f"padding_id must be an integer or None but got {padding_id!r}")
         self._padding_id = padding_id
         self._own: OwnTables | None = None
-        # An engine's strategy places variables on servers: its tables are there already.
-        self.table_state = None if tf.distribute.has_strategy() else TableState(self)
+        self._strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+        self.table_state = TableState(self) if self._may_own_tables() else None
         self._provided = threading.local()
 
     @property
@@ -110,8 +112,33 @@ class Embeddings(tf.keras.layers.Layer):
             raise mistake("an engine serves this embedps.Embeddings: it has no tables of its own")
         if self._own is None:
             with tf.init_scope():
-                self._own = OwnTables(self.tables, self.features, self._learning_rate)
+                self._own = self._make_own()
         return self._own
+
+    def _may_own_tables(self) -> bool:
+        servers = tf.distribute.ParameterServerStrategy
+        return self._strategy is None or isinstance(self._strategy, servers)
+
+    def _make_own(self) -> OwnTables:
+        declared = (self.tables, self.features, self._learning_rate)
+        used = tf.distribute.get_strategy() if tf.distribute.has_strategy() else self._strategy
+        if used is None:
+            return OwnTables(*declared)
+        if not isinstance(used, tf.distribute.ParameterServerStrategy):
+            raise mistake(
+                "embedps.Embeddings keeps its tables in one process in Keras mode, or on the "
+                f"servers of a ParameterServerStrategy, but got a {type(used).__name__}: leave it "
+                "out, or train by embedps.Trainer, of which --replicas N --mirrored does the same"
+            )
+        if used is not self._strategy:
+            raise mistake(
+                "embedps.Embeddings must be made in the scope of the ParameterServerStrategy that "
+                "uses it, but was made outside: make it in `with strategy.scope():`"
+            )
+        if tf.distribute.has_strategy():
+            return ServerTables(*declared, used)
+        with used.scope():
+            return ServerTables(*declared, used)
 
     @property
     def trainable_weights(self) -> list[tf.Variable]:
@@ -137,8 +164,7 @@ class Embeddings(tf.keras.layers.Layer):
         return sum(rows[table.name] * table.embedding_dim for table in self._own.collection.tables)
 
     def _anchors(self) -> list[tf.Variable]:
-        is_used = self.built and not self.is_served and not tf.distribute.has_strategy()
-        return [self.own.anchor] if is_used else []
+        return [self.own.anchor] if self.built and not self.is_served else []
 
     def build(self, input_shape: Any) -> None:
         """Makes nothing: the tables are made where they are used."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.errors import UsageError
 from embedps.tables.activations import Activation, Ids
-from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.collection import EmbeddingCollection, LookupResult
 from embedps.tables.image import Image, read_image, write_image
 from embedps.tables.specs import FeatureSpec, TableSpec, event_secs_of, tables_of
 
@@ -41,7 +42,8 @@ def _drop(collection: EmbeddingCollection) -> None:
     The garbage collector may call this while TensorFlow holds that graph's lock: an op in the graph
     would wait for it forever.
     """
-    with tf.init_scope():
+    # Servers that are gone have no tables to free.
+    with contextlib.suppress(tf.errors.OpError, AttributeError), tf.init_scope():
         collection.drop()
 
 
@@ -60,7 +62,13 @@ class OwnTables:
     """
 
     def __init__(
-        self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec], learning_rate: Rate
+        self,
+        tables: Sequence[TableSpec],
+        features: Sequence[FeatureSpec],
+        learning_rate: Rate,
+        *,
+        devices: Sequence[str] = ("/device:CPU:0",),
+        container: str = "",
     ) -> None:
         """Makes empty tables.
 
@@ -68,16 +76,12 @@ class OwnTables:
           tables: the tables.
           features: the features.
           learning_rate: of the rows, or a schedule of it over steps.
+          devices: of the shards, by default this process.
+          container: as of `EmbeddingCollection`, by default a new one.
 
         Raises:
-          UsageError: tf.distribute is in use.
+          UsageError: a table's rows expire by event time.
         """
-        if tf.distribute.has_strategy():
-            raise mistake(
-                "embedps.Embeddings keeps its tables in one process in Keras mode, without "
-                f"{type(tf.distribute.get_strategy()).__name__}: leave the strategy out, or train "
-                "by embedps.Trainer"
-            )
         if aged := event_secs_of(tables_of(features, tables)):
             raise mistake(
                 f"table {next(iter(aged))!r} has a TimeToLive in event time, which only "
@@ -90,18 +94,16 @@ class OwnTables:
         self.collection = EmbeddingCollection(
             tables,
             features,
-            devices=["/device:CPU:0"],
-            container=f"embedps-keras-{os.getpid()}-{uuid.uuid4().hex}",
+            devices=devices,
+            container=container or f"embedps-keras-{os.getpid()}-{uuid.uuid4().hex}",
         )
         weakref.finalize(self, _drop, self.collection)
         self.anchor = tf.Variable(0.0, name="embeddings")
-        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="embeddings_step")
         self._schedule = learning_rate if callable(learning_rate) else None
         self.learning_rate = (
-            None
-            if callable(learning_rate)
-            else tf.Variable(float(learning_rate), trainable=False, name="embeddings_rate")
+            None if callable(learning_rate) else self._make_rate(float(learning_rate))
         )
+        self._make_steps()
         self.replaced = 0
         self._waiting: dict[str, Any] = {}  # features that wait for their gradients, and who asks
         # Per lookup of a step: the updates of its rows since an optimizer applied gradients.
@@ -129,9 +131,8 @@ class OwnTables:
                     f"feature {name!r} is looked up twice in a step: call the Embeddings layer "
                     "once per feature and step, and pass on what it returns"
                 )
-        token = _Token()
-        with tf.control_dependencies([self._check_applied(tuple(ids))]):
-            found, rows = self._learning_rows(ids, token)
+        token = Token(tuple(ids))
+        found, rows = self._learning_rows(ids, token)
         combined = self.collection.combine(
             found._replace(rows=tf.nest.pack_sequence_as(found.rows, rows))
         )
@@ -139,7 +140,7 @@ class OwnTables:
 
     def read_image(self) -> Image:
         """Reads all rows, slots and counters, and the step; see `image.read_image`."""
-        return read_image(self.collection, step=int(self.step.numpy()))
+        return read_image(self.collection, step=self.num_steps())
 
     def write_image(self, image: Image) -> None:
         """Replaces all rows, slots and counters, and the step, by an image's; none if it is empty.
@@ -153,9 +154,17 @@ class OwnTables:
         else:
             self.collection.clear()
             step = 0
-        self.step.assign(step)
+        self.set_steps(step)
         self.replaced += 1
         self.note_applied()
+
+    def num_steps(self) -> int:
+        """Counts the updates."""
+        return int(self.step.numpy())
+
+    def set_steps(self, steps: int) -> None:
+        """Sets how many updates there were."""
+        self.step.assign(steps)
 
     def size(self, *, is_bytes: bool) -> int:
         """Counts the numbers of the embeddings that the tables hold now, or their bytes."""
@@ -170,6 +179,35 @@ class OwnTables:
         """Notes that an optimizer applies gradients."""
         for unapplied in self._unapplied.values():
             unapplied.assign(0)
+
+    def _make_rate(self, rate: float) -> tf.Variable:
+        return tf.Variable(rate, trainable=False, name="embeddings_rate")
+
+    def _make_steps(self) -> None:
+        """Makes what counts the steps."""
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="embeddings_step")
+
+    def _find(self, ids: Mapping[str, Ids], token: Token) -> LookupResult:
+        """Looks rows up that will learn."""
+        with tf.control_dependencies([self._check_applied(token.names)]):
+            step = self.step.read_value()
+            return self.collection.lookup(ids, insert=True, step=step, partial=True)
+
+    def _apply(
+        self,
+        found: LookupResult,
+        gradients: Sequence[Any],
+        token: Token,
+        features: Collection[str] | None,
+    ) -> list[tf.Operation]:
+        """Applies gradients, of the structure of the rows; of these features only."""
+        self._unapplied[token.names].assign_add(1)
+        step = self.step.assign_add(1) - 1
+        rate = self.learning_rate if self._schedule is None else self._schedule(step)
+        rate = tf.cast(rate, tf.float32)
+        return self.collection.update(
+            found, gradients, learning_rate=rate, step=step, features=features
+        )
 
     def _check_applied(self, names: tuple[str, ...]) -> tf.Operation | None:
         """Checks that gradients since the last update of these features' rows were applied."""
@@ -187,19 +225,17 @@ class OwnTables:
             ],
         )
 
-    def _learning_rows(self, ids: Mapping[str, Ids], token: _Token) -> tuple[Any, list[tf.Tensor]]:
+    def _learning_rows(self, ids: Mapping[str, Ids], token: Token) -> tuple[Any, list[tf.Tensor]]:
         """Reads rows whose gradient updates them."""
         made: list[Any] = []
 
         @tf.custom_gradient
         def read(_: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
-            found = self.collection.lookup(
-                ids, insert=True, step=self.step.read_value(), partial=True
-            )
+            found = self._find(ids, token)
             made.append(found)
 
             def update(*gradients: tf.Tensor) -> tf.Tensor:
-                updates = self._update(found, gradients, list(ids), token)
+                updates = self._update(found, gradients, ids, token)
                 # The gradient of a tf.function runs only what its result depends on.
                 with tf.control_dependencies(updates):
                     return tf.identity(tf.zeros([]))
@@ -214,7 +250,11 @@ class OwnTables:
         return made[0], list(rows)
 
     def _update(
-        self, found: Any, gradients: Sequence[tf.Tensor], names: list[str], token: _Token
+        self,
+        found: LookupResult,
+        gradients: Sequence[tf.Tensor],
+        names: Iterable[str],
+        token: Token,
     ) -> list[tf.Operation]:
         graph = _graph()
         if graph in token.graphs:
@@ -230,16 +270,8 @@ class OwnTables:
         token.graphs.append(graph)
         for name in names:
             self._waiting.pop(name, None)
-        self._unapplied[tuple(names)].assign_add(1)
-        step = self.step.assign_add(1) - 1
-        rate = self.learning_rate if self._schedule is None else self._schedule(step)
-        updates = self.collection.update(
-            found,
-            tf.nest.pack_sequence_as(found.rows, list(gradients)),
-            learning_rate=tf.cast(rate, tf.float32),
-            step=step,
-            features=token.differentiated.get(graph),
-        )
+        packed = tf.nest.pack_sequence_as(found.rows, list(gradients))
+        updates = self._apply(found, packed, token, token.differentiated.get(graph))
         # Elsewhere each operation with an effect runs. (And in the body of a loop, TensorFlow 2.21
         # drops updates that a gradient explicitly depends on: tests/layers/test_embeddings.py.)
         runs_all = graph is None or getattr(graph, "_add_control_dependencies", False)
@@ -257,16 +289,20 @@ def without_learning() -> Iterator[None]:
         _in_thread.is_frozen = before
 
 
-class _Token:
+class Token:
     """Stands for a lookup that waits for its gradient.
 
     Attributes:
       graphs: where its gradient was taken; None is eagerly.
+      names: the features.
       differentiated: by such a graph, the features that the loss depends on.
+      begun: of `ServerTables`, what each server knows of the step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
         self.graphs: list[Any] = []
+        self.begun: dict[str, Any] = {}
         self.differentiated: dict[Any, set[str]] = {}
 
     def noting(self, feature: str, value: Activation) -> Activation:
@@ -295,7 +331,7 @@ def _is_waiting(reference: Any) -> bool:
     asked = None if reference is None else reference()
     if asked is None:
         return False
-    if isinstance(asked, _Token):
+    if isinstance(asked, Token):
         return bool(tf.executing_eagerly())
     return not tf.executing_eagerly() and asked is tf.compat.v1.get_default_graph()
 

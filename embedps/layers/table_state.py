@@ -26,7 +26,11 @@ class TableState(resource_variable_ops.ResourceVariable):
         """Takes the layer, of which `own` makes the tables and `_own` has them once made."""
         with tf.init_scope(), tf.device("/device:CPU:0"):
             super().__init__(
-                np.zeros([0], np.uint8), trainable=False, shape=[None], name="embedding_tables"
+                np.zeros([0], np.uint8),
+                trainable=False,
+                shape=[None],
+                name="embedding_tables",
+                distribute_strategy=layer._strategy,
             )
         self._layer = weakref.ref(layer)
 
@@ -59,4 +63,13 @@ class TableState(resource_variable_ops.ResourceVariable):
             return {VARIABLE_VALUE_KEY: tf.constant(self.numpy())}
 
     def _restore_from_tensors(self, restored_tensors: Any) -> TableState:
-        return self.assign(np.asarray(restored_tensors[VARIABLE_VALUE_KEY]))
+        image = restored_tensors[VARIABLE_VALUE_KEY]
+        if tf.executing_eagerly():
+            return self.assign(np.asarray(image))
+        # With variables on servers too, TensorFlow restores in a graph.
+        with tf.device("/device:CPU:0"):
+            tf.py_function(self._assign_there, [image], [])
+        return self
+
+    def _assign_there(self, image: tf.Tensor) -> None:
+        self.assign(image.numpy())

@@ -78,6 +78,23 @@ class LookupResult(NamedTuple):
             if gradient is not None
         }
 
+    def learning(self, features: Collection[str] | None) -> dict[tuple[int, int], tf.Tensor | None]:
+        """Tells which rows learn if only some features do.
+
+        Args:
+          features: those that learn; None is all.
+
+        Returns:
+          By group and shard bool [n], or None if all its rows learn; nothing if none does.
+        """
+        found: dict[tuple[int, int], tf.Tensor | None] = {}
+        for g, (routed, names) in enumerate(zip(self.routed, self.row_splits, strict=True)):
+            learns = [features is None or name in features for name in names]
+            if any(learns):
+                rows = [None] * len(self.rows[g]) if all(learns) else _rows_of(routed, learns)
+                found |= {(g, shard): each for shard, each in enumerate(rows)}
+        return found
+
 
 class EmbeddingCollection:
     """Embedding tables in groups. A hash of the id partitions each group's rows over shards.
@@ -212,15 +229,9 @@ class EmbeddingCollection:
         for g, routed in enumerate(result.routed):
             shards = []
             for shard, device in enumerate(self.devices if result.row_splits[g] else ()):
-                # Each tensor sent to another task costs an RPC: send one.
                 asked = routed.request(shard)
                 if device.startswith("/job:"):
-                    sent = [t for t in asked if t is not None]
-                    message = ops.pack(sent)
-                    with tf.device(device):
-                        specs = [tf.TensorSpec(t.shape, t.dtype) for t in sent]
-                        there = iter(ops.unpack(message, specs))
-                        asked = ops.RowPart(*(t if t is None else next(there) for t in asked))
+                    asked = ops.RowPart(*ops.send(asked, device))
                 with tf.device(device):
                     shards.append(self.lookup_shard(g, shard, asked, insert=insert, step=step))
             result.add(shards)
@@ -426,24 +437,16 @@ class EmbeddingCollection:
           In a graph, the operations.
         """
         updates: list[tf.Operation] = []
-        learns = [
-            [features is None or name in features for name in names] for names in result.row_splits
-        ]
-        learning = [
-            None if all(learn) else _rows_of(routed, learn)
-            for routed, learn in zip(result.routed, learns, strict=True)
-        ]
-        for (g, shard), part in result.parts(gradients).items():
-            if any(learns[g]):
-                of_group = learning[g]
-                with tf.device(self.devices[shard]):
+        learning = result.learning(features)
+        for at, part in result.parts(gradients).items():
+            if at in learning:
+                with tf.device(self.devices[at[1]]):
                     update = self.update_shard(
-                        g,
-                        shard,
+                        *at,
                         part,
                         learning_rate=learning_rate,
                         step=step,
-                        learning=None if of_group is None else of_group[shard],
+                        learning=learning[at],
                     )
                 updates.append(update)
         return updates

@@ -1,4 +1,4 @@
-"""The whole state of a collection in this process as one array of bytes: rows, slots, counters."""
+"""The whole state of a collection as one array of bytes: rows, slots, counters."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _HEAD = len(_MAGIC) + 8  # then the length of the JSON that describes the files 
 def read_image(collection: EmbeddingCollection, *, step: int) -> Image:
     """Reads all rows with their optimizer slots, and the counters of admission.
 
-    The rows pass through files in the temporary folder, whose room must do for them.
+    The rows pass through files in the temporary folder, whose room must do for them, and which
+    servers of another machine must see.
 
     Args:
-      collection: of one shard, in this process; no step may run.
+      collection: the tables; no step may run.
 
     Raises:
       CheckpointError: the temporary folder has no room.
@@ -83,12 +84,12 @@ def write_image(collection: EmbeddingCollection, image: Image) -> int:
         found: dict[bool, dict[str, list[StoredFile]]] = {False: {}, True: {}}
         for file in described["files"]:
             name = admission_file_name if file["admission"] else shard_file_name
-            path = Path(folder) / file["group"] / name(0, 1)
+            of_group = found[file["admission"]].setdefault(file["group"], [])
+            path = Path(folder) / file["group"] / name(len(of_group), len(described["files"]))
             path.parent.mkdir(exist_ok=True)
             image[at : at + file["bytes"]].tofile(path)
             at += file["bytes"]
-            stored = StoredFile(str(path), file["bytes"], file["xxh3_64"])
-            found[file["admission"]].setdefault(file["group"], []).append(stored)
+            of_group.append(StoredFile(str(path), file["bytes"], file["xxh3_64"]))
         collection.clear()
         collection.files.load(found[False])
         collection.mark_clean()

@@ -1,5 +1,6 @@
 """Typed wrappers of the kernels' ops. They add only names, types and the gradient."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -363,6 +364,27 @@ def unpack(message: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor
             message=message, types=[s.dtype for s in specs], shapes=[s.shape for s in specs]
         )
     )
+
+
+def send(
+    parts: Sequence[tf.Tensor | None], to: str | None, *, at: str | None = None
+) -> list[tf.Tensor | None]:
+    """Sends tensors to another device in one message.
+
+    Args:
+      parts: as `pack` takes them, or None.
+      to: the device; None is the current one.
+      at: where the parts are; None is the current device.
+
+    Returns:
+      The tensors there, and None where a part is.
+    """
+    sent = [part for part in parts if part is not None]
+    with contextlib.nullcontext() if at is None else tf.device(at):
+        message = pack(sent)
+    with contextlib.nullcontext() if to is None else tf.device(to):
+        there = iter(unpack(message, [tf.TensorSpec(part.shape, part.dtype) for part in sent]))
+        return [None if part is None else next(there) for part in parts]
 
 
 def step_log(*, container: str, shared_name: str) -> tf.Tensor:

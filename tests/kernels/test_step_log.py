@@ -169,3 +169,16 @@ def test_update_of_a_step_that_is_not_new_leaves_rows_as_they_are(tmp_path):
     for key, row in after.items():
         assert (row.last_step, row.frequency) == (7, 1)
         assert np.all(np.array(row.embedding) < np.array(before[key].embedding))
+
+
+def test_each_attempt_of_a_call_gives_its_steps_the_same_numbers():
+    log = ops.step_log(container="test-steps", shared_name="calls")
+
+    def take(call: int, attempt: int) -> int:
+        return int(kernels.load().embedps_next_step(log, step(call), step(attempt)))
+
+    kernels.load().embedps_number_steps(log, step(100))
+    assert [take(7, 7), take(8, 8), take(7, 7), take(-1, -1)] == [100, 101, 102, 103]
+    assert [take(7, 9), take(7, 9), take(7, 9)] == [100, 102, 104]
+    assert take(-1, -1) == 105
+    assert kernels.load().embedps_steps_numbered(log) == 106

@@ -226,7 +226,7 @@ def test_a_scaled_loss_is_refused(data: tf.data.Dataset, policy: Any) -> None:
 def test_a_strategy_is_refused(data: tf.data.Dataset) -> None:
     with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
         model = compiled(Model())
-    with refused("without MirroredStrategy: leave the strategy out"):
+    with refused("got a MirroredStrategy: .* --replicas N --mirrored does the same"):
         model.fit(data, verbose=0)
 
 

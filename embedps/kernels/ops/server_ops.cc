@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <string>
 
 #include "embedps/kernels/ops/tf_util.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -49,10 +50,35 @@ REGISTER_OP("EmbedpsProbe")
     .Doc("Returns whether this process was told to end. release: the client no longer needs it.");
 EMBEDPS_KERNEL(Probe);
 
+std::string& Version() {
+  static std::string version;
+  return version;
+}
+
+class VersionOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(tf::OpKernelContext* context) override {
+    tf::Tensor* output;
+    OP_REQUIRES_OK(context, context->allocate_output(0, tf::TensorShape({}), &output));
+    output->scalar<tf::tstring>()() = Version();
+  }
+};
+
+REGISTER_OP("EmbedpsVersion")
+    .Output("version: string")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape)
+    .Doc("Returns which embedps this process has.");
+EMBEDPS_KERNEL(Version);
+
 }  // namespace
 
-// embedps/server.py calls these through ctypes.
+// embedps/server.py and embedps/kernels/__init__.py call these through ctypes.
 extern "C" {
+__attribute__((visibility("default"))) void embedps_set_version(const char* version) {
+  Version() = version;
+}
 __attribute__((visibility("default"))) void embedps_leave() { leaving = true; }
 __attribute__((visibility("default"))) bool embedps_released() { return released; }
 __attribute__((visibility("default"))) double embedps_secs_since_probe() {

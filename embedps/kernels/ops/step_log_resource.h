@@ -8,6 +8,7 @@
 
 #include "embedps/kernels/ops/part_tensors.h"
 #include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/runtime/call_steps.h"
 #include "embedps/kernels/runtime/group_sums.h"
 #include "embedps/kernels/runtime/step_gate.h"
 #include "embedps/kernels/runtime/step_groups.h"
@@ -21,6 +22,7 @@ class StepLogResource : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "embedps step log"; }
 
   StepLog log;
+  CallSteps calls;
   StepGate gate;
   StepSums<StepPart> sums{&log};
   GroupSums<StepPart> group_sums{&log};

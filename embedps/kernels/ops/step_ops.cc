@@ -186,6 +186,67 @@ class StalenessOp : public OpKernel {
 };
 EMBEDPS_KERNEL(Staleness);
 
+REGISTER_OP("EmbedpsNextStep")
+    .Input("log: resource")
+    .Input("call: int64")
+    .Input("attempt: int64")
+    .Output("step: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Numbers the next step of an attempt of a call; -1 is no call.");
+
+class NextStepOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    LogPtr resource;
+    OP_REQUIRES_OK(context, FindLog(context, &resource));
+    int64_t call = 0, attempt = 0;
+    OP_REQUIRES_OK(context, ReadScalar(context, 1, "call", &call));
+    OP_REQUIRES_OK(context, ReadScalar(context, 2, "attempt", &attempt));
+    OP_REQUIRES_OK(context,
+                   OutputScalar<int64_t>(context, 0, resource->calls.Next(call, attempt)));
+  }
+};
+EMBEDPS_KERNEL(NextStep);
+
+REGISTER_OP("EmbedpsStepsNumbered")
+    .Input("log: resource")
+    .Output("steps: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Returns how many steps have numbers.");
+
+class StepsNumberedOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    LogPtr resource;
+    OP_REQUIRES_OK(context, FindLog(context, &resource));
+    OP_REQUIRES_OK(context, OutputScalar<int64_t>(context, 0, resource->calls.Count()));
+  }
+};
+EMBEDPS_KERNEL(StepsNumbered);
+
+REGISTER_OP("EmbedpsNumberSteps")
+    .Input("log: resource")
+    .Input("step: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Gives steps the numbers from this one on.");
+
+class NumberStepsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    LogPtr resource;
+    uint32_t step;
+    OP_REQUIRES_OK(context, FindLog(context, &resource, &step));
+    resource->calls.Restart(step);
+  }
+};
+EMBEDPS_KERNEL(NumberSteps);
+
 REGISTER_OP("EmbedpsTaskIndex")
     .Output("task: int64")
     .SetIsStateful()  // so that it is not computed where the function is made

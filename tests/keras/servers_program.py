@@ -1,0 +1,257 @@
+"""Runs stock programs on the cluster of TF_CONFIG and prints what they found as JSON.
+
+usage: python -m tests.keras.servers_program CASE DIRECTORY
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import embedps  # first: it chooses Keras 2
+
+import numpy as np  # isort: skip
+import tensorflow as tf  # isort: skip
+
+
+NUM_IDS, DIM, RATE = 40, 4, 0.1
+
+
+def resolver() -> tf.distribute.cluster_resolver.ClusterResolver:
+    return tf.distribute.cluster_resolver.TFConfigClusterResolver()
+
+
+def layer(**options: Any) -> embedps.Embeddings:
+    table = embedps.TableSpec(
+        name="id",
+        embedding_dim=DIM,
+        optimizer=embedps.Adagrad(),
+        initializer=embedps.Initializer(low=0.25),
+        **options,
+    )
+    spec = embedps.FeatureSpec(name="id", table=table)
+    return embedps.Embeddings([spec], learning_rate=RATE)
+
+
+def model_of(rows: Any) -> tf.keras.Model:
+    ids = tf.keras.layers.Input(shape=(), dtype=tf.int64)
+    dense = tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.Constant(0.5))
+    return tf.keras.Model({"id": ids}, dense(rows({"id": ids})["id"]))
+
+
+def compiled(rows: Any, **options: Any) -> tf.keras.Model:
+    model = model_of(rows)
+    model.compile(tf.keras.optimizers.Adagrad(RATE), loss="mse", metrics=["mae"], **options)
+    return model
+
+
+def batches(_: Any = None, *, weights: bool = False) -> tf.data.Dataset:
+    ids = tf.constant(np.random.default_rng(5).integers(0, NUM_IDS, 640), tf.int64)
+    columns: tuple[Any, ...] = ({"id": ids}, tf.cast(ids % 3, tf.float32))
+    if weights:
+        columns += (tf.ones_like(columns[1]),)
+    return tf.data.Dataset.from_tensor_slices(columns).batch(32).repeat()
+
+
+def creator(**options: Any) -> Any:
+    return tf.keras.utils.experimental.DatasetCreator(lambda context: batches(context, **options))
+
+
+def message(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# ---- cases -----------------------------------------------------------------------------------
+
+
+class PlainRows(tf.keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        constant = tf.keras.initializers.Constant(0.25)
+        self.rows = tf.keras.layers.Embedding(NUM_IDS, DIM, embeddings_initializer=constant)
+
+    def call(self, batch: Any) -> Any:
+        return {"id": self.rows(batch["id"])}
+
+
+def losses_of(strategy: Any, rows: Callable[[], Any], call: Callable[..., float]) -> list[float]:
+    with strategy.scope():
+        model = model_of(rows())
+        optimizer = tf.keras.optimizers.Adagrad(RATE)
+
+    @tf.function
+    def step(iterator: Any) -> Any:
+        def replica(batch: Any, labels: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(batch, training=True)[:, 0] - labels) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        return strategy.run(replica, args=next(iterator))
+
+    return [call(step) for _ in range(50)]
+
+
+def equality(_: Path) -> Any:
+    """50 steps of one worker and one server, and of plain Keras."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    iterator = iter(coordinator.create_per_worker_dataset(batches))
+    cluster = losses_of(
+        strategy, layer, lambda step: float(coordinator.schedule(step, (iterator,)).fetch())
+    )
+    own = iter(batches())
+    plain = losses_of(tf.distribute.get_strategy(), PlainRows, lambda step: float(step(own)))
+    return {"cluster": cluster, "plain": plain}
+
+
+def fit(directory: Path) -> Any:
+    """What `fit`, `evaluate` and `predict` are given."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    with strategy.scope():
+        rows = layer()
+        model = compiled(rows, steps_per_execution=5)
+    model.fit(creator(weights=True), epochs=1, steps_per_epoch=5, verbose=0)
+    callbacks = [
+        tf.keras.callbacks.TensorBoard(str(directory / "logs")),
+        tf.keras.callbacks.EarlyStopping("val_loss", patience=4),
+        tf.keras.callbacks.BackupAndRestore(str(directory / "backup")),
+        tf.keras.callbacks.ModelCheckpoint(str(directory / "weights"), save_weights_only=True),
+        embedps.SaveCheckpoints(directory / "run"),
+    ]
+    history = model.fit(
+        creator(), epochs=3, steps_per_epoch=20, callbacks=callbacks, verbose=0,
+        validation_data=creator(), validation_steps=5, class_weight={0: 1.0, 1: 1.0, 2: 2.0},
+    ).history  # fmt: skip
+    lines: list[str] = []
+    scores = model.evaluate(creator(), steps=20, verbose=0)
+    model.summary(print_fn=lines.append)
+    ids = np.arange(NUM_IDS + 1)
+    predicted = model.predict({"id": ids}, verbose=0)[:, 0].tolist()
+    before = rows({"id": tf.constant(ids)})["id"].numpy()
+    rows.own.write_image(np.zeros([0], np.uint8))
+    cleared = sum(rows.own.collection.stats().rows.values())
+    model.load_weights(str(directory / "weights"))
+    return {
+        "history": history,
+        "scores": scores,
+        "predicted": predicted,
+        "summary": lines,
+        "steps": rows.own.num_steps(),
+        "cleared": cleared,
+        "moved": float(np.abs(rows({"id": tf.constant(ids)})["id"].numpy() - before).max()),
+    }
+
+
+def resume(directory: Path) -> Any:
+    """Restores a run's checkpoint onto the servers that there are."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    with strategy.scope():
+        rows = layer()
+        model = compiled(rows)
+    model({"id": tf.zeros([1], tf.int64)})
+    model.fit(
+        creator(), epochs=1, steps_per_epoch=1, verbose=0,
+        callbacks=[embedps.SaveCheckpoints(directory / "run")],
+    )  # fmt: skip
+    return {"steps": rows.own.num_steps(), "shards": rows.own.collection.num_shards}
+
+
+def mistakes(_: Path) -> Any:
+    """The errors of users."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    outside = layer()
+    with strategy.scope():
+        first, other = layer(), layer(seed=3)
+
+    def fit_outside() -> None:
+        with strategy.scope():
+            model = compiled(outside)
+        model.fit(creator(), steps_per_epoch=1, verbose=0)
+
+    used = {"id": tf.zeros([1], tf.int64)}
+    first(used, training=True)
+    ended = iter(coordinator.create_per_worker_dataset(lambda: batches().take(2)))
+
+    @tf.function
+    def take(iterator: Any) -> Any:
+        return next(iterator)[1]
+
+    @tf.function
+    def no_tensor() -> Any:
+        return object()
+
+    def end() -> None:
+        for _ in range(20):
+            coordinator.schedule(take, (ended,))
+        coordinator.join()
+
+    return {
+        "outside": message(fit_outside),
+        "settings": message(lambda: other(used, training=True)),
+        "ended": message(end),
+        "no tensor": message(lambda: coordinator.schedule(no_tensor)),
+    }
+
+
+def kills(_: Path) -> Any:
+    """Counts what rows learn if workers are killed: a row's value is how often it learned."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    table = embedps.TableSpec(
+        name="id",
+        embedding_dim=DIM,
+        optimizer=embedps.SGD(),
+        initializer=embedps.Initializer(),
+    )
+    with strategy.scope():
+        spec = embedps.FeatureSpec(name="id", table=table)
+        rows = embedps.Embeddings([spec], learning_rate=1.0)
+    ids = tf.range(NUM_IDS, dtype=tf.int64)
+    steps_per_call, num_calls = 4, int(os.environ.get("CALLS", "60"))
+
+    @tf.function
+    def calls() -> Any:
+        for _ in tf.range(steps_per_call):
+            with tf.GradientTape() as tape:
+                loss = -tf.reduce_sum(rows({"id": ids}, training=True)["id"])
+            tape.gradient(loss, rows.trainable_variables)
+        return embedps.kernels.load().embedps_process_id()
+
+    found = [coordinator.schedule(calls) for _ in range(num_calls)]
+    killed = []
+    for at in (num_calls // 4, num_calls // 2):
+        pid = int(found[at].fetch())
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    coordinator.join()
+    learned = rows({"id": ids})["id"].numpy()
+    return {
+        "learned": sorted(set(learned.ravel().tolist())),
+        "steps": steps_per_call * num_calls,
+        "killed": len(killed),
+    }
+
+
+CASES = {case.__name__: case for case in (equality, fit, resume, mistakes, kills)}
+
+
+def main(case: str, directory: str) -> None:
+    print(json.dumps(CASES[case](Path(directory))))
+    sys.stdout.flush()
+    os._exit(0)  # what waits for servers that were killed need not end
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

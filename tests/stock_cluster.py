@@ -1,0 +1,37 @@
+"""Parameter servers and workers of this machine, for programs of tf.distribute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from embedps.cluster.local_processes import LocalProcesses
+from tests.commands import run_program
+
+
+class StockCluster:
+    """Two servers and two workers, which serve one program after the other."""
+
+    def __init__(self, processes: LocalProcesses) -> None:
+        self._processes = processes
+
+    def run(self, *program: str | Path, num_ps: int = 2, num_workers: int = 2) -> str:
+        """Runs a program as the chief of the first tasks; returns what it printed."""
+        found = self._processes.cluster
+        cluster = found | {"ps": found["ps"][:num_ps], "worker": found["worker"][:num_workers]}
+        config = {"cluster": cluster, "task": {"type": "chief", "index": 0}}
+        return run_program(*program, TF_CONFIG=json.dumps(config), timeout_secs=150)
+
+
+@contextmanager
+def stock_cluster(logs: Path) -> Iterator[StockCluster]:
+    """Starts the processes; a worker that dies is started again."""
+    processes = LocalProcesses(num_ps=2, num_workers=2, log_dir=logs, grace_secs=5)
+    try:
+        processes.wait_until_serving(120)
+        processes.watch(lambda error: None)
+        yield StockCluster(processes)
+    finally:
+        processes.close()

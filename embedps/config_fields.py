@@ -134,7 +134,7 @@ def check(config: Any) -> None:
     Raises:
       UsageError: a field holds what its type or its metadata does not allow.
     """
-    hints = _hints_of(type(config))
+    hints = _hints_of(config.__class__)
     for field in dataclasses.fields(config):
         name, given = field.name, getattr(config, field.name)
         option_name = field.metadata.get("flag", name)
@@ -155,7 +155,7 @@ def check_types(config: Any, whose: str) -> None:
     Raises:
       UsageError: a field is of another type.
     """
-    hints = _hints_of(type(config))
+    hints = _hints_of(config.__class__)
     for field in dataclasses.fields(config):
         hint, given = hints[field.name], getattr(config, field.name)
         kind = without_none(hint)

@@ -158,7 +158,7 @@ PROGRAMS = sorted(
 def test_each_declared_program_has_its_modules_name(name, capsys):
     benchmark = harness.load(name)
     assert benchmark.name == name
-    assert f"python -m benchmarks.{name}" in benchmark.about
+    assert f"python -m benchmarks.{name}" in (benchmark.about or "")
     with pytest.raises(SystemExit):
         benchmark.run(["--help"])
     assert "--output FILE" in capsys.readouterr().out

@@ -66,7 +66,6 @@ def read_dense(path: Path, names: Collection[str] | None = None) -> dict[str, np
     """Reads a dense file: writable arrays by name, in order.
 
     Args:
-      path: of the file.
       names: of the variables to read; all by default.
 
     Raises:

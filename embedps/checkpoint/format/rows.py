@@ -23,7 +23,7 @@ _NUM_TABLES_KEY = constants.ROW_FILE_NUM_TABLES_KEY.encode()
 # A batch's bytes besides its records: the tables' names, and the padding of each buffer.
 _SLACK_BYTES = 1 << 20
 # ValueError: a name is not valid UTF-8.
-_ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, *lengths.MALFORMED)
+ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, *lengths.MALFORMED)
 
 
 class RowFile:
@@ -39,7 +39,6 @@ class RowFile:
         """Opens a row file and checks its schema.
 
         Args:
-          path: of the file.
           decoded: if true, batches have all floats as float32; otherwise, as they are stored.
 
         Raises:
@@ -54,11 +53,10 @@ class RowFile:
             empty = stored.empty_table()
             check_schema(self.path, stored)
             self._blocks = lengths.Blocks(file)
-            record_bytes = sum(map(_max_bytes, stored))
-            self._max_bytes = MAX_BATCH_RECORDS * record_bytes + _SLACK_BYTES
+            self._max_bytes = most_bytes(sum(map(_max_bytes, stored)))
             for block in self._blocks.dictionaries:
                 self._check_length(block, "dictionary")
-        except _ARROW_ERRORS as error:
+        except ARROW_ERRORS as error:
             raise unreadable(self.path, error) from error
         self.encoding: Encoding = encoding_of(self.path, stored)[0]
         self._decoded = decoded
@@ -92,7 +90,7 @@ class RowFile:
                 )
             batch.validate(full=True)  # else Arrow reads at an index outside of the dictionary
             tables = batch["table"].dictionary.to_pylist()
-        except _ARROW_ERRORS as error:
+        except ARROW_ERRORS as error:
             raise unreadable(self.path, error, where) from error
         for name in batch.schema.names:
             if batch[name].null_count:
@@ -122,6 +120,11 @@ class RowFile:
         """Yields each batch that has records, in order."""
         batches = (self.batch(i) for i in range(self.num_batches))
         return (batch for batch in batches if batch.num_rows)
+
+
+def most_bytes(record_bytes: int) -> int:
+    """Returns the most bytes that a batch may have, by those of a record."""
+    return MAX_BATCH_RECORDS * record_bytes + _SLACK_BYTES
 
 
 def check_schema(path: Path | str, schema: pa.Schema) -> None:

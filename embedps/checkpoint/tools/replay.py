@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,6 @@ _SHARD_NAMES = [
     re.compile(re.escape(name).replace("%d", r"([0-9]{1,9})"))
     for name in (constants.SHARD_FILE_FORMAT, constants.ADMISSION_FILE_FORMAT)
 ]
-_File: TypeAlias = RowFile | AdmissionFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Partition:
         group: str,
         shard: int,
         num_shards: int,
-        files: Sequence[_File],
+        files: Sequence[RowFile],
         *,
         like: Partition | None = None,
     ) -> None:
@@ -108,7 +106,7 @@ class Partition:
         files = [RowFile(file.path, decoded=False) for file in self.files]
         return Partition(self.group, self.shard, self.num_shards, files)
 
-    def of(self, files: Sequence[_File]) -> Partition:
+    def of(self, files: Sequence[RowFile]) -> Partition:
         """Returns a partition of some of the files, with the same tables."""
         return Partition(self.group, self.shard, self.num_shards, files, like=self)
 
@@ -149,7 +147,7 @@ class Partition:
                 whole = self._rows(records.tables, batch)
                 yield whole if mask.all() else whole.filter(pa.array(mask))
 
-    def _to_ours(self, file: _File) -> np.ndarray:
+    def _to_ours(self, file: RowFile) -> np.ndarray:
         return np.array([self.tables.index(name) for name in file.tables], np.int64)
 
     def _rows(self, tables: np.ndarray, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -163,10 +161,6 @@ def winners_by_bucket(
     parts: Sequence[Partition], num_records: Sequence[int]
 ) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
     """Finds the last record of each key, one bucket of keys at a time, the same in each partition.
-
-    Args:
-      parts: the partitions.
-      num_records: of each partition.
 
     Yields:
       For each partition: the keys (int64 [n, 2]: table and id, ascending), the number of each key's
@@ -220,7 +214,7 @@ def make_admission_partitions(
     )
 
 
-def _partitions(files: Sequence[tuple[FileEntry, _File]]) -> list[Partition]:
+def _partitions(files: Sequence[tuple[FileEntry, RowFile]]) -> list[Partition]:
     found = []
     for groups in _linked([(entry.group, file.tables) for entry, file in files]):
         mine = [(entry, file) for entry, file in files if entry.group in groups]

@@ -326,9 +326,6 @@ class Sqrt(TransformStep):
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.sqrt(np.maximum(values, 0.0))
 
-    def to_json(self) -> Any:
-        return "sqrt"
-
 
 def parse_step(''',
         ),

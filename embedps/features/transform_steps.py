@@ -48,8 +48,8 @@ class TransformStep:
         raise NotImplementedError
 
     def to_json(self) -> Any:
-        """Returns the JSON form that `parse_step` reads."""
-        raise NotImplementedError
+        """Returns the JSON form that `parse_step` reads: its name, if it has no setting."""
+        return self.op
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +63,6 @@ class Log1p(TransformStep):
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         clipped = np.maximum(values, 0.0)
         return np.asarray(np.log1p(clipped, out=clipped))
-
-    def to_json(self) -> Any:
-        return "log1p"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +198,6 @@ class Hour(TransformStep):
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(values // HOUR_MS % 24)
 
-    def to_json(self) -> Any:
-        return "hour"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Weekday(TransformStep):
@@ -215,9 +209,6 @@ class Weekday(TransformStep):
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.asarray((values // DAY_MS + FIRST_WEEKDAY) % 7)
-
-    def to_json(self) -> Any:
-        return "weekday"
 
 
 @dataclass(frozen=True, kw_only=True)

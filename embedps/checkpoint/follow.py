@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import pyarrow as pa
 
@@ -119,15 +119,10 @@ class Follower:
         self._lease.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            lease.__exit__(kind, error, traceback)
+            lease.__exit__(*error)
 
     @property
     def is_open(self) -> bool:

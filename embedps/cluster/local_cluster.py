@@ -7,7 +7,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 import tensorflow as tf
 
@@ -98,12 +97,7 @@ class LocalCluster(CoordinatorCluster):
     def __enter__(self) -> LocalCluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def call_on_loss(self, on_lost: Callable[[ClusterError], None] | None) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _TITLES = {"auc": "AUC", "logloss": "log loss", "normalized_entropy": "NE"}
 _CLICK_PLOTS = {"auc": "AUC", "normalized_entropy": "normalized entropy"}
 _MAX_SHOWN = 10
-# From so many steps on, DLRM lost AUC on a short log: see docs/guides/strategies.md.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from embedps.engine.steps.servers import RemoteExchange
 from embedps.engine.steps.step_logs import StepLogs
 from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.summed import DenseExchange, FullExchange
-from embedps.engine.steps.unit_parts import StepPart, open_rank
+from embedps.engine.steps.unit_parts import Step, StepPart, open_rank
 from embedps.engine.steps.ways import Place, SyncMode, Way
 from embedps.errors import DatasetError, ServerLostError
 from embedps.metrics import Counts
@@ -186,17 +186,15 @@ def make_train_unit(
         def begin(first: tf.Tensor, batch: Batch, k: int, lane: int) -> StepInputs:
             rank = own_ranks[lane]
             before = (first + k) * num_ranks  # batches of the unit
-            step = first_step + before
+            number = first_step + before
             part = StepPart(
                 rank=rank,
                 num_parts=tf.minimum(tf.cast(num_ranks, tf.int64), own.unit_batches - before),
                 num_rows=batch.num_rows,
-                after=tf.where(before > 0, step - num_ranks, after),
+                after=tf.where(before > 0, number - num_ranks, after),
             )
-            rate = row_rate(step, learning_rate)
-            begun: StepInputs = exchange.begin(
-                batch.columns, number=step + rank, learning_rate=rate, part=part
-            )
+            rate = row_rate(number, learning_rate)
+            begun: StepInputs = exchange.begin(batch.columns, Step(number + rank, rate, part))
             return begun
 
         num_steps = own.num_batches

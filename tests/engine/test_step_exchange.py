@@ -20,7 +20,7 @@ from embedps.engine.network_variables import RemoteVariables
 from embedps.engine.steps.in_process import LocalExchange
 from embedps.engine.steps.interface import StepExchange, StepParts
 from embedps.engine.steps.servers import RemoteExchange
-from embedps.engine.steps.unit_parts import StepPart
+from embedps.engine.steps.unit_parts import Step, StepPart
 from embedps.tables import FeatureSpec, MinCount
 from tests.builders import make_dlrm, write_dataset
 from tests.commands import run_program
@@ -95,7 +95,7 @@ def train(
     def step(a: tf.Tensor, b: tf.RaggedTensor, number: tf.Tensor) -> tf.Tensor:
         rate = tf.constant(0.3)
         ids = {"a": a, "b": b}
-        begun = exchange.begin(ids, number=number, learning_rate=rate, part=whole)
+        begun = exchange.begin(ids, Step(number, rate, whole))
         with exchange.computing(begun), tf.GradientTape() as tape:
             watched = (begun.lookup.rows, begun.weights)
             tape.watch(watched)
@@ -228,13 +228,8 @@ def train_by_hand(model: Trained, *, overlap: bool) -> None:
     exchange = LocalExchange(StepParts(model.step, model.optimizer, model.collection))
 
     def begin(k: int) -> tuple[Any, list[np.ndarray]]:
-        number = tf.constant(k, tf.int64)
-        begun = exchange.begin(
-            batches[k].columns,
-            number=number,
-            learning_rate=rate,
-            part=StepPart(rank=0, num_parts=1, num_rows=batches[k].num_rows, after=-1),
-        )
+        part = StepPart(rank=0, num_parts=1, num_rows=batches[k].num_rows, after=-1)
+        begun = exchange.begin(batches[k].columns, Step(tf.constant(k, tf.int64), rate, part))
         return begun, [v.numpy() for v in variables]
 
     early = None

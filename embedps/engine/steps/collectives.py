@@ -31,7 +31,7 @@ from embedps.engine.steps.interface import (
     ValueExchange,
     ValueInputs,
 )
-from embedps.engine.steps.unit_parts import StepPart
+from embedps.engine.steps.unit_parts import Step
 from embedps.metrics import Counts
 from embedps.tables import ops
 from embedps.tables.activations import Ids
@@ -70,17 +70,10 @@ class CollectiveExchange(ValueExchange[WorkerInputs]):
         self._group = parts.workers
         self.ranks = (self._group.rank, self._group.size, -1)
 
-    def begin(
-        self,
-        ids: Mapping[str, Ids],
-        *,
-        number: tf.Tensor,
-        learning_rate: tf.Tensor,
-        part: StepPart,
-    ) -> WorkerInputs:
+    def begin(self, ids: Mapping[str, Ids], step: Step) -> WorkerInputs:
         """Gets the rows of a batch from the workers that have them, and gives others theirs."""
         size, rank = self._group.size, self._group.rank
-        number -= part.rank
+        number = step.number - step.part.rank
         found = self.collection.route(ids, counts=True)
         routed = list(found.routed)
         # Each worker's rows, and by asked worker and group the splits of what it asks.
@@ -89,7 +82,7 @@ class CollectiveExchange(ValueExchange[WorkerInputs]):
             for each in routed
         ]
         head = tf.concat(
-            [[tf.cast(part.num_rows, tf.int64)], tf.reshape(tf.concat(splits, 1), [-1])], 0
+            [[tf.cast(step.part.num_rows, tf.int64)], tf.reshape(tf.concat(splits, 1), [-1])], 0
         )
         heads = tf.reshape(self._group.all_gather(head, key=_COUNTS), [size, -1])
         widths = [int(each.shape[1]) for each in splits]
@@ -136,7 +129,7 @@ class CollectiveExchange(ValueExchange[WorkerInputs]):
             lookup=found,
             weights=self._variables.weights(read),
             number=number,
-            learning_rate=learning_rate,
+            learning_rate=step.learning_rate,
             read=read,
             num_rows=heads[:, 0],
             lengths=lengths,

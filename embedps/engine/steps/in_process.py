@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from embedps.engine.steps.interface import RowGradients, StepExchange, StepInputs, StepParts
-from embedps.engine.steps.unit_parts import StepPart
+from embedps.engine.steps.unit_parts import Step
 from embedps.tables.activations import Ids
 
 
@@ -19,20 +19,13 @@ class LocalExchange(StepExchange[StepInputs]):
         self._network = parts.model.model
         self._optimizer = parts.optimizer
 
-    def begin(
-        self,
-        ids: Mapping[str, Ids],
-        *,
-        number: tf.Tensor,
-        learning_rate: tf.Tensor,
-        part: StepPart,
-    ) -> StepInputs:
+    def begin(self, ids: Mapping[str, Ids], step: Step) -> StepInputs:
         """Looks up the rows; the weights are the variables themselves."""
         return StepInputs(
-            lookup=self.collection.lookup(ids, insert=True, step=number),
+            lookup=self.collection.lookup(ids, insert=True, step=step.number),
             weights=list(self._network.trainable_variables),
-            number=number,
-            learning_rate=learning_rate,
+            number=step.number,
+            learning_rate=step.learning_rate,
         )
 
     def end(

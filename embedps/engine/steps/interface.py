@@ -19,7 +19,7 @@ from embedps.engine.server_optimizer import make_remote_variables
 from embedps.engine.step_model import StepModel
 from embedps.engine.steps.step_logs import StepLogs
 from embedps.engine.steps.step_workers import StepWorkers
-from embedps.engine.steps.unit_parts import StepPart
+from embedps.engine.steps.unit_parts import Step
 from embedps.metrics import Counts
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.collection import EmbeddingCollection, LookupResult
@@ -111,21 +111,12 @@ class StepExchange(abc.ABC, Generic[AnyInputs]):
         self.collection = parts.collection
 
     @abc.abstractmethod
-    def begin(
-        self,
-        ids: Mapping[str, Ids],
-        *,
-        number: tf.Tensor,
-        learning_rate: tf.Tensor,
-        part: StepPart,
-    ) -> AnyInputs:
+    def begin(self, ids: Mapping[str, Ids], step: Step) -> AnyInputs:
         """Gets the rows and variables that a batch needs.
 
         Args:
           ids: as `EmbeddingCollection.lookup` takes them; absent rows are created.
-          number: the part's number, int64 scalar in [0, 2^32); the same in every attempt.
-          learning_rate: of the tables, float32 scalar.
-          part: which part of a step the batch is.
+          step: the batch's.
         """
 
     def computing(self, inputs: AnyInputs) -> AbstractContextManager[None]:

@@ -25,7 +25,7 @@ from embedps.engine.steps.interface import (
     ValueInputs,
     sum_counts,
 )
-from embedps.engine.steps.unit_parts import StepPart
+from embedps.engine.steps.unit_parts import Step
 from embedps.metrics import Counts
 from embedps.tables import ops
 from embedps.tables.activations import Activation, Ids
@@ -60,21 +60,14 @@ class ReplicaExchange(ValueExchange[ValueInputs]):
         self.ranks = (0, parts.replicas, -1)
         self._mirrored = parts.mirrored
 
-    def begin(
-        self,
-        ids: Mapping[str, Ids],
-        *,
-        number: tf.Tensor,
-        learning_rate: tf.Tensor,
-        part: StepPart,
-    ) -> ValueInputs:
+    def begin(self, ids: Mapping[str, Ids], step: Step) -> ValueInputs:
         """Looks up a part's rows, and reads the variables."""
         read = self._read()
         return ValueInputs(
-            lookup=self.collection.lookup(ids, insert=True, step=number),
+            lookup=self.collection.lookup(ids, insert=True, step=step.number),
             weights=self._variables.weights(read),
-            number=number - part.rank,
-            learning_rate=learning_rate,
+            number=step.number - step.part.rank,
+            learning_rate=step.learning_rate,
             read=read,
         )
 

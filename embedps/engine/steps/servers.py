@@ -26,7 +26,7 @@ import tensorflow as tf
 from embedps.engine.random_numbers import unseeded
 from embedps.engine.steps.interface import RowGradients, StepParts, ValueExchange, ValueInputs
 from embedps.engine.steps.step_logs import StepLogs
-from embedps.engine.steps.unit_parts import StepPart
+from embedps.engine.steps.unit_parts import Step, StepPart
 from embedps.tables import ops
 from embedps.tables.activations import Ids
 from embedps.tables.collection import ShardRows
@@ -100,27 +100,23 @@ class RemoteExchange(ValueExchange[ServerInputs]):
         self._step_logs = parts.logs or StepLogs(self.collection.container)
         self._logs = self._step_logs.make(self._on)
 
-    def begin(
-        self,
-        ids: Mapping[str, Ids],
-        *,
-        number: tf.Tensor,
-        learning_rate: tf.Tensor,
-        part: StepPart,
-    ) -> ServerInputs:
+    def begin(self, ids: Mapping[str, Ids], step: Step) -> ServerInputs:
         """Requests rows and variables from all servers; gives tensors of this device."""
         found = self.collection.route(ids, counts=True)
         shards: dict[tuple[int, int], ShardRows] = {}
         sent, read = {}, {}
         worker = self._step_logs.enter(ops.task_index())
-        scalars = [number, learning_rate, worker, *([tf.stack(part)] if self.sends_parts else [])]
+        scalars = [step.number, step.learning_rate, worker]
+        scalars += [tf.stack(step.part)] if self.sends_parts else []
         for device, on_device in self._on.items():
             asked = [found.routed[g].request(shard) for g, shard in on_device]
             request = [*scalars, *(t for each in asked for t in each if t is not None)]
             message = ops.pack(request)
             with tf.device(device):
                 there = ops.unpack(message, [tf.TensorSpec(r.shape, r.dtype) for r in request])
-                parts = [StepPart(*tf.unstack(t, len(part))) for t in there[3 : len(scalars)]]
+                parts = [
+                    StepPart(*tf.unstack(t, len(StepPart._fields))) for t in there[3 : len(scalars)]
+                ]
                 number_there, rate_there, worker_there = there[:3]
                 begun = StepRequest(
                     number_there, rate_there, worker_there, parts[0] if parts else None
@@ -154,8 +150,8 @@ class RemoteExchange(ValueExchange[ServerInputs]):
         return ServerInputs(
             lookup=found,
             weights=self._variables.weights(read),
-            number=number,
-            learning_rate=learning_rate,
+            number=step.number,
+            learning_rate=step.learning_rate,
             read=read,
             sent=sent,
         )

@@ -34,6 +34,20 @@ class StepPart(NamedTuple):
     after: tf.Tensor
 
 
+class Step(NamedTuple):
+    """Says what a batch is trained in.
+
+    Attributes:
+      number: of the step's part, int64 scalar in [0, 2^32); the same in every attempt.
+      learning_rate: of the tables, float32 scalar.
+      part: which part of the step the batch is.
+    """
+
+    number: tf.Tensor
+    learning_rate: tf.Tensor
+    part: StepPart
+
+
 class RankOfUnit(NamedTuple):
     """Says which part of a unit a rank has. All are int64 scalars.
 

@@ -10,11 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.example_columns import describe
+from benchmarks.unit_trainer import UnitTrainer
 from benchmarks.workload import W1
-from embedps.cluster.embedded import EmbeddedCluster
-from embedps.engine.dense_optimizer import make_dense_optimizer
-from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_eval_unit, make_train_unit
+from embedps.engine.unit_functions import make_eval_unit
 from embedps.metrics import ClickScores
 from embedps.models import dlrm
 from embedps.tables.collection import EmbeddingCollection
@@ -41,35 +39,17 @@ def make(
     *, container: str, batch: int, unit_batches: int, sparse: str, rate: float
 ) -> EmbeddedDLRM:
     """Makes empty tables and a new network."""
-    cluster = EmbeddedCluster()
     columns = describe(W1.num_numerics, len(W1.cardinalities))
     recommender = dlrm.make(dlrm.Config(sparse_optimizer=sparse), columns)
     tf.keras.utils.set_random_seed(0)
-    model = StepModel(recommender, columns)
-    collection = EmbeddingCollection(
-        model.tables,
-        model.features,
-        devices=cluster.shard_devices,
-        container=container,
+    trainer = UnitTrainer(
+        recommender, columns, container=container, batch=batch, shuffle_rows=unit_batches * batch
     )
-    network = model.model
-    dense = make_dense_optimizer("adam", 0.001, network)
-    train_unit = make_train_unit(
-        model,
-        dense,
-        collection,
-        cluster.strategy,
-        model.input(batch_rows=batch, shuffle_rows=unit_batches * batch),
-        overlap=False,
-    )
-    eval_unit = make_eval_unit(model, collection, model.input(batch_rows=batch, shuffle_rows=0))
+    model, tables = trainer.model, trainer.tables
+    eval_unit = make_eval_unit(model, tables, model.input(batch_rows=batch, shuffle_rows=0))
 
     def train(path: Path, first: int, rows: int, number: int) -> int:
-        numbers = (first, rows, number, number * unit_batches)
-        arguments = [tf.constant(n, tf.int64) for n in numbers]
-        cluster.fetch(
-            cluster.schedule(train_unit, (tf.constant(str(path)), *arguments, tf.constant(rate)))
-        )
+        trainer.train(path, first, rows, seed=number, step=number * unit_batches, rate=rate)
         return rows
 
     def score(path: Path, rows: int) -> ClickScores:
@@ -80,9 +60,4 @@ def make(
         accumulator.add(counts)
         return accumulator.result()
 
-    return EmbeddedDLRM(
-        collection=collection,
-        variables=[*network.variables, *dense.variables()],
-        train=train,
-        score=score,
-    )
+    return EmbeddedDLRM(collection=tables, variables=trainer.variables, train=train, score=score)

@@ -39,14 +39,11 @@ from benchmarks.plain_models import (
     make_plain,
     read_columns,
 )
+from benchmarks.unit_trainer import UnitTrainer
 from embedps.config_fields import option
 from embedps.data.dataset import Dataset
-from embedps.engine.dense_optimizer import make_dense_optimizer
-from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_train_unit
 from embedps.errors import EmbedpsError, UsageError
 from embedps.run.model_module import find_model
-from embedps.tables.collection import EmbeddingCollection
 from embedps.train import parse
 from embedps.training.trainer import Trainer
 
@@ -65,19 +62,15 @@ def engine(name: str, dataset: Dataset, units: int) -> Epoch:
     """Trains by the engine's unit function."""
     module = find_model(name)
     options = {"sparse_optimizer": "adagrad", **OPTIONS.get(name, {})}
-    model = StepModel(module.make(module.Config(**options), dataset), dataset)
     batch = BATCHES[name]
-    optimizer = make_dense_optimizer("adagrad", RATE, model.model)
-    collection = EmbeddingCollection(
-        model.tables, model.features, devices=["/device:CPU:0"], container=f"speed-{name}"
-    )
-    train = make_train_unit(
-        model,
-        optimizer,
-        collection,
-        tf.distribute.get_strategy(),
-        model.input(batch_rows=batch, shuffle_rows=UNIT_ROWS),
-        overlap=False,
+    trainer = UnitTrainer(
+        module.make(module.Config(**options), dataset),
+        dataset,
+        container=f"speed-{name}",
+        batch=batch,
+        shuffle_rows=UNIT_ROWS,
+        dense="adagrad",
+        dense_rate=RATE,
     )
     path, rows = str(dataset.paths("train")[0]), dataset.split("train").files[0].rows
     step = 0
@@ -87,8 +80,7 @@ def engine(name: str, dataset: Dataset, units: int) -> Epoch:
         count = 0
         for first in range(0, min(units * UNIT_ROWS, rows), UNIT_ROWS):
             many = min(UNIT_ROWS, rows - first)
-            numbers = (first, many, 7, step)
-            train(path, *(tf.constant(n, tf.int64) for n in numbers), tf.constant(RATE))
+            trainer.train(path, first, many, seed=7, step=step, rate=RATE)
             step += -(-many // batch)
             count += many
         return count

@@ -25,17 +25,12 @@ from benchmarks.layout import Part, Table
 from embedps.config_fields import option
 
 # isort: split
-import tensorflow as tf
-
 from benchmarks import report
+from benchmarks.unit_trainer import UnitTrainer
 from embedps.constants import EVICTION_CAUSES
 from embedps.data.dataset import Dataset
-from embedps.engine.dense_optimizer import make_dense_optimizer
-from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_train_unit
 from embedps.errors import EmbedpsError
 from embedps.models import dlrm
-from embedps.tables.collection import EmbeddingCollection
 
 BATCH, UNIT_ROWS, WARM_UP_UNITS = 2048, 16384, 2
 EVICTION = {"row_ttl_steps": 1000, "max_table_bytes": 16 << 20, "min_row_norm": 1e-3}
@@ -54,31 +49,21 @@ def serve(connection: Connection, data: Path, policies: Mapping[str, Any]) -> No
     At the end it answers with the counts of rows.
     """
     dataset = Dataset.open(data)
-    model = StepModel(dlrm.make(dlrm.Config(**policies), dataset), dataset)
-    tables = EmbeddingCollection(
-        model.tables, model.features, devices=["/device:CPU:0"], container="policy-cost"
-    )
-    train = make_train_unit(
-        model,
-        make_dense_optimizer("adam", 0.001, model.model),
-        tables,
-        tf.distribute.get_strategy(),
-        model.input(batch_rows=BATCH, shuffle_rows=0),
-        overlap=False,
-    )
+    recommender = dlrm.make(dlrm.Config(**policies), dataset)
+    trainer = UnitTrainer(recommender, dataset, container="policy-cost", batch=BATCH)
     connection.send(None)
     for path, first, number in iter(connection.recv, None):
-        numbers = (first, UNIT_ROWS, number, number * (UNIT_ROWS // BATCH))
+        step = number * (UNIT_ROWS // BATCH)
         began = time.perf_counter(), time.process_time()
-        train(path, *(tf.constant(n, tf.int64) for n in numbers), tf.constant(0.05))
+        trainer.train(path, first, UNIT_ROWS, seed=number, step=step, rate=0.05)
         connection.send((time.perf_counter() - began[0], time.process_time() - began[1]))
-    (shard,) = tables.use()
+    (shard,) = trainer.tables.use()
     of_tables = shard.tables.values()
     connection.send(
         {
             "rows": sum(table.rows for table in of_tables),
             "memory_bytes": shard.memory_bytes,
-            "counters": sum(each.counters for each in tables.admission_stats().values()),
+            "counters": sum(each.counters for each in trainer.tables.admission_stats().values()),
             "refused": sum(table.refused for table in of_tables),
             "evicted": {
                 cause: sum(table.evicted[cause] for table in of_tables) for cause in EVICTION_CAUSES

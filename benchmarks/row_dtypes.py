@@ -28,11 +28,9 @@ import tensorflow as tf
 from benchmarks import child, report
 from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
 from benchmarks.layout import Part, Table, spread
+from benchmarks.unit_trainer import UnitTrainer
 from embedps.config_fields import option
 from embedps.data.dataset import Dataset
-from embedps.engine.dense_optimizer import make_dense_optimizer
-from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_train_unit
 from embedps.models import dlrm
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
@@ -97,25 +95,14 @@ def interleave(of_dtype: dict[RowDtype, Callable[[int], Any]], rounds: int) -> d
 
 def unit_of(dataset: Dataset, dtype: RowDtype) -> Callable[[int], Any]:
     """Makes a DLRM with the zoo's defaults; gives a function that trains on unit `number`."""
-    model = StepModel(dlrm.make(dlrm.Config(row_dtype=dtype), dataset), dataset)
-    tables = EmbeddingCollection(
-        model.tables, model.features, devices=["/device:CPU:0"], container=f"row-dtypes-{dtype}"
-    )
-    train = make_train_unit(
-        model,
-        make_dense_optimizer("adam", 0.001, model.model),
-        tables,
-        tf.distribute.get_strategy(),
-        model.input(batch_rows=BATCH, shuffle_rows=0),
-        overlap=False,
-    )
-    path = str(dataset.paths("train")[0])
+    recommender = dlrm.make(dlrm.Config(row_dtype=dtype), dataset)
+    trainer = UnitTrainer(recommender, dataset, container=f"row-dtypes-{dtype}", batch=BATCH)
+    path = dataset.paths("train")[0]
     units = dataset.split("train").files[0].rows // UNIT_ROWS
 
     def run(number: int) -> None:
-        first = number % units * UNIT_ROWS
-        numbers = (first, UNIT_ROWS, number, number * UNIT_ROWS // BATCH)
-        train(path, *(tf.constant(n, tf.int64) for n in numbers), tf.constant(0.05))
+        first, step = number % units * UNIT_ROWS, number * UNIT_ROWS // BATCH
+        trainer.train(path, first, UNIT_ROWS, seed=number, step=step, rate=0.05)
 
     return run
 

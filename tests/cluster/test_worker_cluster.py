@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import ServerLostError
-from tests import frozen, tagged
+from tests import forked, frozen, tagged
 from tests.builders import (
     ROOT,
     TINY_DLRM_FLAGS,
@@ -53,20 +52,19 @@ def started_workers(
         for probe in probes:
             probe.bind(("localhost", 0))
         addresses = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
-    command = [sys.executable, "-m", "embedps", "train", *model, *_FLAGS, *flags]
+    command = ["-m", "embedps", "train", *model, *_FLAGS, *flags]
     command += [f"--data={dataset.directory}", f"--model-dir={model_dir}"]
     workers = []
     for index in range(2):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         with open(f"{model_dir}.{index}", "w") as output:
             workers.append(
-                subprocess.Popen(
+                forked.start(
                     command,
                     cwd=ROOT,
                     env=os.environ | {"TF_CONFIG": json.dumps(task)},
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    text=True,
                 )
             )
     try:

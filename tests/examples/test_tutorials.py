@@ -47,6 +47,9 @@ def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return directory
 
 
+GENERATED = pytest.mark.parametrize("data", ["generated"], indirect=True)
+
+
 def recommender_of(name: str, dataset: Dataset) -> embedps.Recommender:
     module = importlib.import_module(f"examples.tutorials.{name}")
     found: embedps.Recommender = module.make(module.Config(), dataset)
@@ -93,7 +96,7 @@ def test_engine_trains_a_tutorial(tmp_path: Path, data: Path, name: str) -> None
 
 
 @HEAVIEST
-@pytest.mark.parametrize("data", ["generated"], indirect=True)
+@GENERATED
 def test_fit_trains_a_tutorial(data: Path, name: str) -> None:
     dataset = dataset_of(name, data)
     model = recommender_of(name, dataset).build()
@@ -116,6 +119,7 @@ def test_fit_trains_a_tutorial(data: Path, name: str) -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+@GENERATED
 def test_a_cluster_trains_and_ranks_as_one_process_does(tmp_path: Path, data: Path) -> None:
     scores: dict[str, Any] = {}
     for name, more in {"one": (), "cluster": ("--num-ps=2", "--num-workers=2")}.items():

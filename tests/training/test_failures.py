@@ -241,12 +241,9 @@ def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_e
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flag", "most"),
-    [("--max-staleness-steps=0", 0), ("--max-staleness-steps=1", 1), ("--sync=full", 0)],
-)
+@pytest.mark.parametrize("flag", ["--max-staleness-steps=0", "--sync=full"])
 def test_workers_that_wait_for_each_other_do_not_wait_for_ever_for_a_lost_one(
-    tmp_path, dataset, programs, flag, most
+    tmp_path, dataset, programs, flag
 ):
     model_dir = tmp_path / "m"
     few = (*LOCAL, "--eval=none", flag)
@@ -259,7 +256,7 @@ def test_workers_that_wait_for_each_other_do_not_wait_for_ever_for_a_lost_one(
     summary = summary_of(model_dir)
     assert summary["worker_restarts"] == 2
     stale = summary["staleness"].values()
-    assert max(worker["most"] for worker in stale) == most
+    assert max(worker["most"] for worker in stale) == 0
     assert all(worker["histogram"]["0"] for worker in stale)
     epochs = finish_in_one_process(programs, dataset, model_dir)
     check(
@@ -365,7 +362,7 @@ def finish_in_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["counted", "two tasks"])
 def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
     tmp_path, dataset, programs, name
 ):

@@ -62,8 +62,14 @@ def test_other_urls_are_refused(url, message):
         as_path(url)
 
 
-def test_run_in_an_object_store_is_the_one_on_a_disk(s3_dir, tmp_path):
-    there, here = make_run(as_path(s3_dir)).directory, make_run(tmp_path).directory
+@pytest.fixture(scope="module")
+def stored(s3_bucket):
+    """A run in a bucket, for tests that do not change it."""
+    return make_run(as_path(f"{s3_bucket}/stored")).directory
+
+
+def test_run_in_an_object_store_is_the_one_on_a_disk(stored, tmp_path):
+    there, here = stored, make_run(tmp_path).directory
     assert there.numbers() == here.numbers() == [1, 2, 3]
     assert there.next_number() == 4
     assert [(n, p.name) for n, p in there.save_directories()] == [
@@ -183,9 +189,8 @@ def test_removal_that_a_kill_cut_short_is_undone(s3_dir):
     assert directory.numbers() == [1, 2, 3]
 
 
-def test_objects_are_where_the_format_says(s3_dir):
-    make_run(as_path(s3_dir))
-    filesystem, root = pafs.FileSystem.from_uri(s3_dir)
+def test_objects_are_where_the_format_says(stored):
+    filesystem, root = pafs.FileSystem.from_uri(str(stored.path))
     found = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
     names = {PurePosixPath(f.path).relative_to(root).as_posix() for f in found if f.is_file}
     assert "manifests/00000003.json" in names
@@ -193,12 +198,11 @@ def test_objects_are_where_the_format_says(s3_dir):
     assert not any(name.endswith(".tmp") for name in names)
 
 
-def test_chain_in_an_object_store_is_not_compacted_but_followed(s3_dir):
-    run = make_run(as_path(s3_dir))
+def test_chain_in_an_object_store_is_not_compacted_but_followed(stored):
     with pytest.raises(CheckpointError, match="no locks to compact under"):
-        compact(run.directory)
-    changes = list(follow(s3_dir, idle_secs=0))
+        compact(stored)
+    changes = list(follow(str(stored.path), idle_secs=0))
     assert [c.position.number for c in changes if isinstance(c, Reached)] == [1, 2, 3]
     assert sum(c.batch.num_rows for c in changes if isinstance(c, Rows)) == 9 + 3 + 2
-    batches = list(diff(run.directory, run.directory.read(2), run.directory.read(3)))
+    batches = list(diff(stored, stored.read(2), stored.read(3)))
     assert sum(batch.num_rows for batch in batches) == 2  # one came back, one went

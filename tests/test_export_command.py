@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import embedps
 from embedps import export
 from embedps.console import command_line
-from embedps.data.dataset import Dataset
 from tests import commands
 from tests.builders import (
     COLUMNS,
+    TINY_DLRM,
     latest,
+    make_config,
     read_split,
+    write_dataset,
 )
 from tests.processors import check_stock
 from tests.serving.builders import ask, evaluated, examples, tensors
@@ -32,18 +33,19 @@ def run(*flags: object) -> int:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_stock_tensorflow_gives_the_evaluators_scores(
-    tmp_path: Path, clicks: Dataset, history: Path, capsys: Any
-) -> None:
-    number = latest(history).number
+def test_stock_tensorflow_gives_the_evaluators_scores(tmp_path: Path, capsys: Any) -> None:
+    dataset, model_dir = write_dataset(tmp_path / "set", evaluation=(4500,)), tmp_path / "m"
+    config = make_config(dataset, model_dir, eval="none", model="dlrm", delta_steps=20)
+    embedps.Trainer.from_config(config, TINY_DLRM).fit()
+    number = latest(model_dir).number
     paths = {}
     for rows in ("float32", "bfloat16", "int8"):
         output = tmp_path / rows
-        assert run("--model-dir", history, "--output", output, "--row-dtype", rows) == 0
+        assert run("--model-dir", model_dir, "--output", output, "--row-dtype", rows) == 0
         assert [each.name for each in output.iterdir()] == [str(number)]
         paths[rows] = output / str(number)
     assert "signatures serving_default, examples" in capsys.readouterr().out
-    table = pa.concat_tables([read_split(clicks)] * 4)  # of several batches
+    table = read_split(dataset)
     whole = tensors(table)
     one_user = {name: array[:1] if name in ("I1", "C1") else array for name, array in whole.items()}
     batches = [
@@ -58,7 +60,7 @@ def test_stock_tensorflow_gives_the_evaluators_scores(
     exact, halved, quantized = ask(
         {paths["float32"]: asked, paths["bfloat16"]: asked, paths["int8"]: asked}
     )
-    model = embedps.load(history)
+    model = embedps.load(model_dir)
     want = evaluated(model, table)["score"]
     repeated = table
     for name in ("I1", "C1"):

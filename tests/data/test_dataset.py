@@ -25,6 +25,8 @@ from embedps.data.dataset_metadata import (
 )
 from embedps.errors import DatasetError, EmbedpsError
 
+JSON, SHARD = "_dataset.json", "train/shard-00000-of-00001.parquet"
+
 
 def make_file(root: Path, path: str, rows: int) -> DataFile:
     table = pa.table(
@@ -118,21 +120,6 @@ def test_absent_directory_is_named(tmp_path: Path):
         Dataset.open(tmp_path / "absent")
 
 
-def test_directory_without_commit_is_no_dataset(tmp_path: Path):
-    make_dataset(tmp_path)
-    (tmp_path / "_dataset.json").unlink()
-    with pytest.raises(DatasetError, match=r"_dataset\.json: absent, so .* is no finished dataset"):
-        Dataset.open(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"format": "embedps.dataset", \xff', "[" * 100_000])
-def test_bad_json_is_named(tmp_path: Path, text: str):
-    make_dataset(tmp_path)
-    (tmp_path / "_dataset.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(DatasetError, match=r"_dataset\.json: must be a JSON document"):
-        Dataset.open(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -209,22 +196,36 @@ def test_wrong_field_is_named_with_its_value(
     assert str(tmp_path / "_dataset.json") in str(caught.value)
 
 
-def test_json_that_is_no_object_is_named(tmp_path: Path):
+def write(name: str, data: bytes) -> Callable[[Path], object]:
+    return lambda root: (root / name).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda root: (root / JSON).unlink(), rf"{JSON}: absent, so .* is no finished dataset"),
+        *(
+            (write(JSON, text), rf"{JSON}: must be a JSON document")
+            for text in (b"", b"{", b'{"format": "embedps.dataset", \xff', b"[" * 100_000)
+        ),
+        (write(JSON, b"[]"), r"format must be 'embedps\.dataset', got 'list'"),
+        (lambda root: (root / SHARD).unlink(), rf"{SHARD}: listed in"),
+        (lambda root: os.truncate(root / SHARD, 7), r"must have \d{3,} bytes, has 7"),
+        (
+            lambda root: (root / SHARD).write_bytes(b"x" * (root / SHARD).stat().st_size),
+            rf"{SHARD}.*must be a Parquet file",
+        ),
+    ],
+)
+def test_damaged_directory_is_named(tmp_path: Path, damage: Callable[[Path], object], message: str):
     make_dataset(tmp_path)
-    (tmp_path / "_dataset.json").write_text("[]")
-    with pytest.raises(DatasetError, match=r"format must be 'embedps\.dataset', got 'list'"):
-        Dataset.open(tmp_path)
-
-
-def test_absent_shard_is_named(tmp_path: Path):
-    dataset = make_dataset(tmp_path)
-    dataset.paths("eval")[0].unlink()
-    with pytest.raises(DatasetError, match=r"eval/shard-00000-of-00001\.parquet: listed in"):
+    damage(tmp_path)
+    with pytest.raises(DatasetError, match=message):
         Dataset.open(tmp_path)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-@pytest.mark.parametrize("name", ["_dataset.json", "train/shard-00000-of-00001.parquet"])
+@pytest.mark.parametrize("name", [JSON, SHARD])
 def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path: Path, name: str, make: Any):
     make_dataset(tmp_path)
     (tmp_path / name).unlink()
@@ -245,21 +246,6 @@ def test_empty_row_groups_are_opened(tmp_path: Path, sizes: tuple[int, ...]):
     edit(tmp_path, lambda d: d["splits"]["train"]["files"][0].update(node))
     edit(tmp_path, lambda d: d["splits"]["train"].update(rows=count, positives=0))
     assert Dataset.open(tmp_path).split("train").files[0].row_groups == sizes
-
-
-def test_cut_shard_is_named_with_its_sizes(tmp_path: Path):
-    path = make_dataset(tmp_path).paths("train")[0]
-    size = path.stat().st_size
-    os.truncate(path, size - 7)
-    with pytest.raises(DatasetError, match=f"must have {size} bytes, has {size - 7}"):
-        Dataset.open(tmp_path)
-
-
-def test_shard_that_is_no_parquet_is_named(tmp_path: Path):
-    path = make_dataset(tmp_path).paths("train")[0]
-    path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(DatasetError, match=r"train/shard.*must be a Parquet file"):
-        Dataset.open(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,15 @@ def test_counts_add_up_over_batches_of_any_size():
         assert parts.calibration == pytest.approx(whole.calibration, rel=1e-12)
 
 
+def test_what_the_metric_adds_does_not_depend_on_what_it_has():
+    labels, logits = (tf.constant(each) for each in planted(2.0, num=1000))
+    metric, once = metrics.ClickMetrics(), count(labels, logits)
+    for times in (1, 2, 3):
+        metric.update_state(labels, logits)
+        for variable, added in zip(metric.variables, once, strict=True):
+            np.testing.assert_allclose(variable, times * added.numpy(), rtol=1e-12)
+
+
 def test_counts_add_up_in_a_graph_as_outside():
     labels, logits = planted(2.0, num=1000)
 

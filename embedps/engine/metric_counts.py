@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from embedps.engine.variable_stand_ins import standing_in
 from embedps.errors import UsageError
+from embedps.metrics import ClickMetrics
 
 
 class Collected:
@@ -82,6 +83,8 @@ class MetricCounts:
         Raises:
           UsageError: a metric's counts cannot be added.
         """
+        if all(type(metric) is ClickMetrics for metric in self._metrics.values()):
+            return  # it adds; to see so takes a trace and two runs
         assigned: set[int] = set()
 
         @tf.function

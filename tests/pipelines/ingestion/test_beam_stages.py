@@ -133,20 +133,12 @@ def test_dask_cluster_of_two_processes_writes_the_same_bytes(tmp_path: Path, log
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--runner=FnApiRunner", "--direct_num_workers=2", "--direct_running_mode=multi_threading"),
-        ("--runner=BundleBasedDirectRunner",),
-    ],
-    ids=["threads", "bundles"],
-)
-def test_other_direct_runners_write_the_same_bytes(
-    tmp_path: Path, logs: str, flags: tuple[str, ...]
-):
+def test_other_direct_runners_write_the_same_bytes(tmp_path: Path, logs: str):
     make(logs, tmp_path / "here")
-    make(logs, tmp_path / "there", beam_flags=flags)
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    threads = ("--direct_num_workers=2", "--direct_running_mode=multi_threading")
+    for name, more in (("FnApiRunner", threads), ("BundleBasedDirectRunner", ())):
+        make(logs, tmp_path / name, beam_flags=(f"--runner={name}", *more))
+        assert files_of(tmp_path / name) == files_of(tmp_path / "here")
 
 
 @contextmanager

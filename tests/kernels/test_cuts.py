@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedps import kernels
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError, UsageError
 from embedps.tables import SGD, Adagrad, FeatureSpec, Ftrl, LazyAdam
 from embedps.tables.row_files import StoredFile
@@ -184,18 +183,6 @@ def test_uncommitted_cuts_are_given_again(tmp_path):
     assert rows_in(chain) == rows_of(collection, tmp_path / "full")
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_every_compression_gives_the_same_rows(compression, tmp_path):
-    collection = make_collection([make_table("t", 8)])
-    look(collection, {"t": ids(*range(1000))}, insert=True)
-    path = str(tmp_path / "rows.arrow")
-    info, _ = kernels.load().embedps_write_rows(
-        collection._stores[0][0], path, -1, 0.0, kind="base", compression=compression
-    )
-    assert info.numpy()[2:4].tolist() == [1000, 0]
-    assert rows_in([path]) == rows_of(collection, tmp_path / "base")
-
-
 def test_delta_since_unknown_cut_is_refused_and_a_base_helps(tmp_path):
     collection = make_collection([make_table("t", 2)])
     look(collection, {"t": ids(1, 2)}, insert=True)
@@ -238,27 +225,6 @@ def test_clear_and_drop_leave_nothing(tmp_path):
     collection.clear()
     assert set(collection.stats().rows.values()) == {0}
     assert rows_of(collection, tmp_path) == {}
-
-
-def test_load_refuses_absent_corrupt_and_foreign_files(tmp_path):
-    source = make_collection([make_table("t", 4, optimizer=Adagrad())])
-    look(source, {"t": ids(*range(100))}, insert=True)
-    (file,) = source.files.write("base", str(tmp_path / "base"), since={})
-    group = "dim4-adagrad"
-
-    with pytest.raises(CorruptCheckpointError, match=r"absent\.arrow"):
-        source.files.load({group: [StoredFile(str(tmp_path / "absent.arrow"), 1, "0" * 16)]})
-    torn = tmp_path / "torn.arrow"
-    with open(file.path, "rb") as whole:
-        torn.write_bytes(whole.read()[: file.bytes // 2])
-    with pytest.raises(CorruptCheckpointError, match=r"torn\.arrow"):
-        source.files.load({group: [as_stored(torn)]})
-    for other in (make_table("t", 5, optimizer=Adagrad()), make_table("t", 4, optimizer=Ftrl())):
-        target = make_collection([other])
-        text = "dim 4.*has dim 5" if other.embedding_dim == 5 else "slots of another optimizer"
-        with pytest.raises(DimMismatchError, match=f"{text}.*start a new model directory"):
-            target.files.load({target.groups[0].name: [file.stored]})
-        assert target.stats().rows == {"t": 0}
 
 
 @pytest.mark.parametrize("merges", [False, True])

@@ -219,12 +219,6 @@ def test_evaluation_lookup_gives_zeros_and_creates_nothing():
     assert collection.stats().rows == rows
 
 
-def test_untrainable_collection_keeps_no_slots(tmp_path):
-    collection = make_collection([make_table("t", 4)], trainable=False)
-    look(collection, {"t": ids(1)}, insert=True)
-    assert rows_of(collection, tmp_path)["t", 1].slots == ()
-
-
 @pytest.mark.parametrize("absent", ["zeros", "initial"])
 def test_ids_beyond_the_capacity_read_as_declared_and_do_not_learn(absent):
     spec = make_table("t", 2, capacity=8, absent=absent, optimizer=SGD())

@@ -13,14 +13,15 @@ import pytest
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, SaveSet
+from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.quantize import dequantize, from_bfloat16, quantize, to_bfloat16
+from embedps.checkpoint.policies import OneShot
 from embedps.engine.checkpoint_restore import load_rows
 from embedps.serving.row_arrays import RowDtype, stack_rows
 from embedps.serving.stock_lookup import StockTables
 from embedps.tables import FeatureSpec, Initializer, TableSpec, specs
 from embedps.tables.collection import EmbeddingCollection
-from tests.checkpoint.builders import make_manifest
+from embedps.training.checkpoint_writer import CheckpointWriter
 
 TABLES = (
     TableSpec(name="a", embedding_dim=3),
@@ -86,37 +87,6 @@ def known_ids() -> dict[str, Any]:
     return {f.name: lists if f.ragged else tf.constant(ids) for f in FEATURES}
 
 
-def save(
-    collection: EmbeddingCollection, directory: CheckpointDirectory, chain: list[SaveSet],
-    since: dict[tuple[str, int], int],
-) -> tuple[Manifest, dict[tuple[str, int], int]]:  # fmt: skip
-    kind: SaveKind = "delta" if chain else "base"
-    number = len(chain) + 1
-    folder = directory.path / f"{kind}-{number}"
-    written = collection.files.write(kind, str(folder), since=since)
-    entries = [
-        FileEntry(
-            path=directory.relative(Path(file.path)),
-            bytes=file.bytes,
-            rows=file.rows,
-            removed=file.removed,
-            xxh3_64=file.xxh3_64,
-            blocks=file.blocks,
-        )
-        for file in written
-    ]
-    chain.append(
-        SaveSet(
-            kind=kind,
-            number=number,
-            step=number,
-            since=number - 1 if chain else None,
-            files=tuple(entries),
-        )
-    )
-    return make_manifest(number, chain), {(f.group, f.shard): f.cut for f in written}
-
-
 @pytest.fixture(scope="module")
 def saved(
     tmp_path_factory: pytest.TempPathFactory,
@@ -125,14 +95,16 @@ def saved(
     directory = CheckpointDirectory(tmp_path_factory.mktemp("rows"))
     collection = make_collection()
     collection.lookup(known_ids(), insert=True)
-    chain: list[SaveSet] = []
-    _, since = save(collection, directory, chain, {})
+    writer = CheckpointWriter(directory, collection, {}, rebase=OneShot())
+    fields: dict[str, Any] = {"ledger": {}, "partially_applied": dict, "progress": {}}
+    writer.save(step=1, final=False, **fields)
     found = collection.lookup(make_batch(50, seed=1), insert=True)
     gradients = [[tf.ones_like(rows) for rows in group] for group in found.rows]
     rate, step = tf.constant(0.1), tf.constant(7, tf.int64)
     collection.update(found, gradients, learning_rate=rate, step=step)
     collection.evict("a", before_step=7, max_frequency=2**31)
-    manifest, _ = save(collection, directory, chain, since)
+    manifest = writer.save(step=7, final=False, **fields)
+    assert [each.kind for each in manifest.chain] == ["base", "delta"]
     return directory, manifest, collection
 
 
@@ -217,7 +189,9 @@ def test_memory_is_that_of_the_arrays(tmp_path: Path) -> None:
         ids = tf.range(first, first + 100_000, dtype=tf.int64)
         collection.lookup({"f": ids * 7919}, insert=True)
     directory = CheckpointDirectory(tmp_path)
-    manifest, _ = save(collection, directory, [], {})
+    manifest = CheckpointWriter(directory, collection, {}).save(
+        step=1, ledger={}, partially_applied=dict, progress={}, final=True
+    )
     tracemalloc.start()
     try:
         (stack,) = stack_rows(directory, manifest, [table])

@@ -14,6 +14,7 @@ def test_tables_of_equal_dim_and_optimizer_share_a_group():
     (group,) = group_tables(tables, features_of(*tables))
     assert group.tables == tuple(tables)
     assert group.name == "dim16-rowwise_adagrad"
+    assert (group.dim, group.optimizer) == (16, RowwiseAdagrad())
     assert group.feature_tables == list(range(26))
 
 
@@ -56,13 +57,6 @@ def test_tables_that_features_bring_along_are_grouped():
     assert [t.name for t in group.tables] == ["users", "items"]
     assert group.feature_tables == [0, 1]
     assert group.table_indexes(features[1:]) == [1]
-
-
-def test_group_dim_and_optimizer_are_its_tables():
-    (group,) = group_tables(
-        [TableSpec(name="t", embedding_dim=3)], [FeatureSpec(name="f", table="t")]
-    )
-    assert (group.dim, group.optimizer) == (3, RowwiseAdagrad())
 
 
 def test_plan_refuses_undeclared_table():

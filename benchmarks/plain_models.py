@@ -76,11 +76,17 @@ def read_columns(dataset: Dataset, rows: int) -> tuple[dict[str, Any], dict[str,
 
 def make_plain(name: str, dataset: Dataset, sizes: Mapping[str, int]) -> Any:
     """Makes a model of the zoo over Keras' embeddings."""
-    module = find_model(name)
-    config = module.Config(**OPTIONS.get(name, {}) | _PLAIN.get(name, {}))
-    model = module.make(config, dataset).build()
+    model = make_stock(name, dataset, **_PLAIN.get(name, {}))
     dims = {t.name: t.embedding_dim for t in model.embeddings.tables}
     model.embeddings = PlainEmbeddings(model.embeddings.features, dims, sizes)
+    return model
+
+
+def make_stock(name: str, dataset: Dataset, **options: Any) -> Any:
+    """Makes a model of the zoo of stock ops, but for its embeddings."""
+    module = find_model(name)
+    options = {"sparse_optimizer": "adagrad", **OPTIONS.get(name, {}), **options}
+    model = module.make(module.Config(**options), dataset).build()
     compute_loss = model.compute_loss
 
     def compute_stock_loss(*args: Any, **kwargs: Any) -> tf.Tensor:

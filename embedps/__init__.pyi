@@ -17,6 +17,7 @@ from .layers.losses import bpr_loss as bpr_loss
 from .layers.losses import cosine_contrastive_loss as cosine_contrastive_loss
 from .layers.losses import in_batch_softmax_loss as in_batch_softmax_loss
 from .layers.retrieval_metrics import RetrievalMetrics as RetrievalMetrics
+from .layers.text_ids import fingerprint as fingerprint
 from .metrics import ClickMetrics as ClickMetrics
 from .run.checkpoint_config import CheckpointConfig as CheckpointConfig
 from .run.cluster_config import ClusterConfig as ClusterConfig

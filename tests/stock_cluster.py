@@ -22,7 +22,11 @@ class StockCluster:
         found = self._processes.cluster
         cluster = found | {"ps": found["ps"][:num_ps], "worker": found["worker"][:num_workers]}
         config = {"cluster": cluster, "task": {"type": "chief", "index": 0}}
-        return run_program(*program, TF_CONFIG=json.dumps(config), timeout_secs=150)
+        try:
+            return run_program(*program, TF_CONFIG=json.dumps(config), timeout_secs=150)
+        finally:
+            for worker in range(len(found["worker"])):
+                self._processes.unit_ended(worker)  # it may be killed again
 
 
 @contextmanager

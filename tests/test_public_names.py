@@ -57,6 +57,7 @@ NEED_TENSORFLOW = (
     "cosine_contrastive_loss",
     "in_batch_softmax_loss",
     "load",
+    "fingerprint",
     "read",
 )
 

@@ -33,6 +33,8 @@ def read(
 
     Each iteration, such as an epoch of `fit`, visits each row once. If it shuffles, it has the
     order of that epoch of a run by the engine with the same `seed`, `unit_rows` and `batch_size`.
+    In a dataset function of `tf.distribute`, each iteration has the order of the first: give each
+    worker a `seed` of its own, such as `context.input_pipeline_id`.
 
     Args:
       dataset: the dataset, or its directory.
@@ -73,14 +75,20 @@ def read(
         missing_id=dataset.missing_id,
     )
     kernels.load()
-    iterations = _Iterations(dataset, options)
-    units = tf.data.Dataset.from_generator(
-        iterations.units,
-        output_signature=(
-            tf.TensorSpec([], tf.string),
-            *(tf.TensorSpec([], tf.int64) for _ in range(3)),
-        ),
-    )
+    if tf.executing_eagerly():
+        units = tf.data.Dataset.from_generator(
+            _Iterations(dataset, options).units,
+            output_signature=(
+                tf.TensorSpec([], tf.string),
+                *(tf.TensorSpec([], tf.int64) for _ in range(3)),
+            ),
+        )
+    else:  # of a worker, which has no Python
+        listed = [(u.path, u.first_row, u.num_rows, u.seed) for u in epoch.units_of(0)]
+        paths, *numbers = zip(*listed, strict=True)
+        units = tf.data.Dataset.from_tensor_slices(
+            (list(paths), *(tf.constant(each, tf.int64) for each in numbers))
+        )
 
     def batches_of(
         path: tf.Tensor, first_row: tf.Tensor, num_rows: tf.Tensor, unit_seed: tf.Tensor

@@ -60,9 +60,9 @@ def as_ids(feature: FeatureSpec, value: Any, padding_id: int | None) -> tuple[Id
     dtype = value.dtype
     if dtype == tf.string:
         raise mistake(
-            f"feature {name!r} must have integer ids but got texts: use tf.keras.layers.Hashing, "
-            "StringLookup or tf.strings.to_hash_bucket_fast before embedps.Embeddings, or write "
-            "the data by embedps.pipelines.ingest, which makes ids of texts"
+            f"feature {name!r} must have integer ids but got texts: use embedps.fingerprint, "
+            "tf.keras.layers.Hashing or StringLookup before embedps.Embeddings, or write the data "
+            "by embedps.pipelines.ingest, which makes ids of texts"
         )
     if not dtype.is_integer or dtype == tf.uint64 or dtype.is_quantized:
         raise mistake(

@@ -10,12 +10,12 @@ import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.errors import UsageError
+from embedps.errors import EmbedpsError, UsageError
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.collection import EmbeddingCollection, LookupResult
 from embedps.tables.image import Image, read_image, write_image
@@ -23,6 +23,8 @@ from embedps.tables.specs import FeatureSpec, TableSpec, event_secs_of, tables_o
 
 Rate: TypeAlias = float | Callable[[tf.Tensor], tf.Tensor]
 """A learning rate, or a schedule of it over steps, such as one of tf.keras.optimizers.schedules."""
+
+E = TypeVar("E", bound=EmbedpsError)
 
 _live: weakref.WeakSet[OwnTables] = weakref.WeakSet()
 """Tables in Keras mode, for which optimizers are watched."""
@@ -58,8 +60,11 @@ class OwnTables:
         it reach the rows.
       step: how many updates there were, int64 scalar.
       learning_rate: of the rows, float32 scalar; None if it is a schedule.
+      is_remote: whether the tables are on servers.
       replaced: how often `write_image` replaced all rows: deltas since before lack that.
     """
+
+    is_remote = False
 
     def __init__(
         self,
@@ -365,13 +370,26 @@ def _watch_optimizers() -> None:
             self: Any, grads_and_vars: Any, *args: Any, apply: Any = apply, **kwargs: Any
         ) -> Any:
             pairs = list(grads_and_vars)
-            for tables in list(_live):
-                if any(variable is tables.anchor for _, variable in pairs):
-                    tables.note_applied()
+            ours = [t for t in list(_live) if any(v is t.anchor for _, v in pairs)]
+            for tables in ours:
+                tables.note_applied()
+            remote = {id(t.anchor) for t in ours if t.is_remote}
+            if remote:  # spare the calls that would update what has no effect
+                with tf.init_scope():
+                    make_optimizer_variables(self, [variable for _, variable in pairs])
+                pairs = [pair for pair in pairs if id(pair[1]) not in remote]
             return apply(self, pairs, *args, **kwargs)
 
         watched.is_watched = True  # type: ignore[attr-defined]
         kind.apply_gradients = watched
+
+
+def make_optimizer_variables(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    """Makes what an optimizer of Keras would make when it first applies gradients."""
+    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        optimizer._create_all_weights(variables)
+    elif not getattr(optimizer, "_built", False):
+        optimizer.build(variables)
 
 
 def _watch_counts() -> None:
@@ -394,9 +412,9 @@ def _watch_counts() -> None:
         setattr(layer_utils, name, watched)
 
 
-def mistake(text: str) -> UsageError:
+def mistake(text: str, kind: type[E] = UsageError) -> E:  # type: ignore[assignment]
     """Makes an error that Keras and AutoGraph pass on as it is, without their account of calls."""
-    error = UsageError(text)
+    error = kind(text)
     error._keras_call_info_injected = True  # type: ignore[attr-defined]
     error.ag_pass_through = True  # type: ignore[attr-defined]
     return error

@@ -41,6 +41,8 @@ class ServerTables(OwnTables):
     repeats a call whose worker is lost. The repeated call reads other examples.
     """
 
+    is_remote = True
+
     def __init__(
         self,
         tables: Sequence[TableSpec],
@@ -61,9 +63,9 @@ class ServerTables(OwnTables):
                 _check_same(tables, other.collection.tables)
         self.strategy = strategy
         extended = strategy.extended
-        servers = [_device("ps", index) for index in range(extended._num_ps)]
-        for device in (*servers, *(_device("worker", i) for i in range(extended._num_workers))):
-            _check_task(device)
+        servers = [device_of("ps", index) for index in range(extended._num_ps)]
+        for device in (*servers, *(device_of("worker", i) for i in range(extended._num_workers))):
+            check_task(device)
         scheduled_calls.watch()
         super().__init__(
             tables,
@@ -85,21 +87,24 @@ class ServerTables(OwnTables):
             return int(kernels.load().embedps_steps_numbered(log))
 
     def set_steps(self, steps: int) -> None:
-        """Gives the next step this number."""
-        for device, log in self._logs.items():
-            with tf.init_scope(), tf.device(device):
-                kernels.load().embedps_number_steps(log, tf.constant(steps, tf.int64))
+        """Gives the next step this number, and forgets what was applied."""
+        with tf.init_scope():
+            self._make_steps()
+            for device, log in self._logs.items():
+                with tf.device(device):
+                    kernels.load().embedps_number_steps(log, tf.constant(steps, tf.int64))
 
     def note_applied(self) -> None:
         """Does nothing: whether gradients are applied is not known on a cluster."""
 
     def _make_steps(self) -> None:
+        # By name: a new log takes the place of the last one in functions that were traced.
+        container = f"{self.collection.container}-steps"
         self._logs: dict[str, tf.Tensor] = {}
         for device in self.collection.devices:
             with tf.device(device):
-                self._logs[device] = ops.step_log(
-                    container=self.collection.container, shared_name="keras-steps"
-                )
+                kernels.load().embedps_drop_stores(container=container)
+                self._logs[device] = ops.step_log(container=container, shared_name="steps")
 
     def _make_rate(self, rate: float) -> tf.Variable:
         # Not by the strategy: in this process, from where each call takes its value.
@@ -204,11 +209,12 @@ def _check_same(tables: Sequence[TableSpec], others: Sequence[TableSpec]) -> Non
                 )
 
 
-def _device(job: str, index: int) -> str:
+def device_of(job: str, index: int) -> str:
+    """Names the device of a task."""
     return f"/job:{job}/replica:0/task:{index}/device:CPU:0"
 
 
-def _check_task(device: str) -> None:
+def check_task(device: str) -> None:
     """Checks that a task has the kernels of this version of embedps.
 
     Raises:
@@ -220,13 +226,15 @@ def _check_task(device: str) -> None:
         with tf.init_scope(), tf.device(device):
             version = kernels.load().embedps_version().numpy().decode()
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
-        raise ClusterError(
+        raise mistake(
             f"{name} must have the kernels of embedps to hold rows, but has none: start it by "
             "`embedps server`, or `import embedps` in its program before its tf.distribute.Server "
-            "starts"
+            "starts",
+            ClusterError,
         ) from error
     if version != embedps.__version__:
-        raise ClusterError(
+        raise mistake(
             f"{name} must run embedps {embedps.__version__}, as this process does, but runs "
-            f"{version}: start it with the same version"
+            f"{version}: start it with the same version",
+            ClusterError,
         )

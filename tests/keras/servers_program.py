@@ -18,6 +18,9 @@ import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
 
+from embedps.layers.server_tables import check_task, device_of
+from tests.keras.models import MODELS, features
+
 NUM_IDS, DIM, RATE = 40, 4, 0.1
 
 
@@ -152,6 +155,26 @@ def fit(directory: Path) -> Any:
     }
 
 
+def served(directory: Path) -> Any:
+    """Trains a model of a dataset, which others load and serve."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    with strategy.scope():
+        model = MODELS["dlrm"](embedps.Embeddings(features(), learning_rate=RATE))
+        model.compile(tf.keras.optimizers.Adagrad(RATE), steps_per_execution=4)
+    data = directory / "data"
+
+    def read(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return embedps.read(
+            data, batch_size=64, unit_rows=256, targets=False, seed=context.input_pipeline_id
+        ).repeat()
+
+    saves = embedps.SaveCheckpoints(directory / "run", data, every_steps=16)
+    reads = tf.keras.utils.experimental.DatasetCreator(read)
+    model.fit(reads, epochs=2, steps_per_epoch=32, callbacks=[saves], verbose=0)
+    batch = next(iter(embedps.read(data, "eval", batch_size=8, unit_rows=8, targets=False)))
+    return {name: np.ravel(each).tolist() for name, each in model(batch).items()}
+
+
 def resume(directory: Path) -> Any:
     """Restores a run's checkpoint onto the servers that there are."""
     strategy = tf.distribute.ParameterServerStrategy(resolver())
@@ -163,7 +186,12 @@ def resume(directory: Path) -> Any:
         creator(), epochs=1, steps_per_epoch=1, verbose=0,
         callbacks=[embedps.SaveCheckpoints(directory / "run")],
     )  # fmt: skip
-    return {"steps": rows.own.num_steps(), "shards": rows.own.collection.num_shards}
+    found = {"steps": rows.own.num_steps(), "shards": rows.own.collection.num_shards}
+    for _ in range(2):
+        rows.own.write_image(np.zeros([0], np.uint8))  # steps have their first numbers again
+        model.fit(creator(), epochs=1, steps_per_epoch=5, verbose=0)
+    learned = np.ptp(rows({"id": tf.range(NUM_IDS, dtype=tf.int64)})["id"].numpy())
+    return found | {"steps again": rows.own.num_steps(), "learned": float(learned)}
 
 
 def mistakes(_: Path) -> Any:
@@ -201,6 +229,75 @@ def mistakes(_: Path) -> Any:
         "settings": message(lambda: other(used, training=True)),
         "ended": message(end),
         "no tensor": message(lambda: coordinator.schedule(no_tensor)),
+    }
+
+
+def process_of(job: str, index: int) -> int:
+    with tf.device(device_of(job, index)):
+        return int(embedps.kernels.load().embedps_process_id())
+
+
+def fit_and_kill(directory: Path, job: str, epochs: int) -> Any:
+    """Fits, saves after each epoch, and kills a task after the second."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    with strategy.scope():
+        rows = layer()
+        model = compiled(rows)
+    pid = process_of(job, 1)
+
+    def kill(epoch: int, logs: Any) -> None:
+        if epoch == 1:
+            os.kill(pid, signal.SIGKILL)
+
+    callbacks = [
+        embedps.SaveCheckpoints(directory / "run"),
+        tf.keras.callbacks.LambdaCallback(on_epoch_end=kill),
+    ]
+    options = {"epochs": epochs, "steps_per_epoch": 20, "callbacks": callbacks, "verbose": 0}
+    error = message(lambda: model.fit(creator(), **options))
+    return {"error": error} if error else {"steps": rows.own.num_steps()}
+
+
+def fit_without_a_worker(directory: Path) -> Any:
+    return fit_and_kill(directory, "worker", 4)
+
+
+def fit_without_a_server(directory: Path) -> Any:
+    return fit_and_kill(directory, "ps", 9)
+
+
+def loop_without_a_server(_: Path) -> Any:
+    """Schedules functions until a server is killed."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        rows = layer()
+
+    @tf.function
+    def learn() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(rows({"id": tf.range(4, dtype=tf.int64)}, training=True)["id"])
+        tape.gradient(loss, rows.trainable_variables)
+        return loss
+
+    coordinator.schedule(learn).fetch()
+    os.kill(process_of("ps", 1), signal.SIGKILL)
+
+    def go_on() -> None:
+        for _ in range(20):
+            coordinator.schedule(learn)
+        coordinator.join()
+
+    return {"error": message(go_on)}
+
+
+def foreign(_: Path) -> Any:
+    """Connects to tasks that do not have what this process has."""
+    with tf.distribute.ParameterServerStrategy(resolver()).scope():
+        used = layer()
+    return {
+        "layer": message(lambda: used({"id": tf.zeros([1], tf.int64)}, training=True)),
+        "worker": message(lambda: check_task(device_of("worker", 0))),
     }
 
 
@@ -244,7 +341,13 @@ def kills(_: Path) -> Any:
     }
 
 
-CASES = {case.__name__: case for case in (equality, fit, resume, mistakes, kills)}
+CASES = {
+    case.__name__: case
+    for case in (
+        equality, fit, served, resume, mistakes, foreign, kills,
+        fit_without_a_worker, fit_without_a_server, loop_without_a_server,
+    )
+}  # fmt: skip
 
 
 def main(case: str, directory: str) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,9 @@ import pytest
 
 import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
+from tests.builders import read_split, write_dataset
+from tests.commands import environment, run_program
+from tests.keras.models import dlrm, features
 from tests.stock_cluster import StockCluster, stock_cluster
 
 pytestmark = pytest.mark.multiprocess
@@ -52,9 +58,20 @@ def test_fit_trains_scores_predicts_and_saves(cluster: StockCluster, tmp_path: P
     assert manifest.step == 65
 
     resumed = found_by(cluster, "resume", tmp_path, num_ps=1, num_workers=1)
-    assert resumed == {"steps": 66, "shards": 1}
+    assert resumed.pop("learned") > 0.01
+    assert resumed == {"steps": 66, "shards": 1, "steps again": 5}
     changes = embedps.follow(tmp_path / "run")
     assert changes is not None
+
+
+def test_a_run_on_a_cluster_is_loaded_as_any_other(cluster: StockCluster, tmp_path: Path) -> None:
+    data = write_dataset(tmp_path / "data", train=(1024, 1024), evaluation=(512,))
+    found = found_by(cluster, "served", tmp_path)
+    recommender = embedps.Recommender(build=lambda: dlrm(embedps.Embeddings(features())))
+    loaded = embedps.load(tmp_path / "run", data=tmp_path / "data", recommender=recommender)
+    records = read_split(data, "eval").slice(0, 8).select(loaded.columns)
+    scores = {name: np.ravel(each).tolist() for name, each in loaded.predict(records).items()}
+    assert scores["score"] == pytest.approx(found["score"], abs=1e-5)
 
 
 @pytest.mark.parametrize("wanted", [
@@ -80,3 +97,65 @@ def test_rows_learn_once_from_the_steps_of_killed_workers(
 ) -> None:
     found = found_by(cluster, "kills", tmp_path)
     assert found == {"learned": [240.0], "steps": 240, "killed": 2}
+
+
+@pytest.mark.slow
+def test_fit_goes_on_when_a_worker_is_killed(cluster: StockCluster, tmp_path: Path) -> None:
+    assert found_by(cluster, "fit_without_a_worker", tmp_path) == {"steps": 80}
+
+
+@pytest.mark.slow
+def test_fit_ends_with_a_server_and_resumes_on_others(tmp_path: Path) -> None:
+    with stock_cluster(tmp_path / "first") as cluster:
+        lost = found_by(cluster, "fit_without_a_server", tmp_path)
+    assert lost["error"].startswith("UnavailableError")
+    with stock_cluster(tmp_path / "second") as cluster:
+        resumed = found_by(cluster, "resume", tmp_path)
+    assert (resumed["steps"], resumed["shards"]) == (41, 2)
+
+
+@pytest.mark.slow
+def test_a_loop_raises_that_a_server_is_gone(tmp_path: Path) -> None:
+    with stock_cluster(tmp_path) as cluster:
+        lost = found_by(cluster, "loop_without_a_server", tmp_path)
+    assert "UnavailableError" in lost["error"]
+
+
+STOCK_SERVER = """
+import tensorflow as tf
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+task = {"job_name": resolver.task_type, "task_index": resolver.task_id}
+tf.distribute.Server(resolver.cluster_spec(), protocol="grpc", **task).join()
+"""
+
+
+def test_a_task_without_our_kernels_or_of_another_version_is_named(tmp_path: Path) -> None:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    jobs = ("chief", "ps", "worker")
+    cluster = {job: [address] for job, address in zip(jobs, addresses, strict=True)}
+    config = {
+        job: json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}}) for job in jobs
+    }
+    other = "import embedps; embedps.__version__ = '9.9'"
+    servers = [
+        subprocess.Popen(
+            [sys.executable, "-c", before + STOCK_SERVER], env=environment(TF_CONFIG=config[job])
+        )
+        for job, before in (("ps", ""), ("worker", other))
+    ]
+    try:
+        program = ("-m", "tests.keras.servers_program", "foreign", tmp_path)
+        output = run_program(*program, TF_CONFIG=config["chief"], timeout_secs=100)
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+    found = json.loads(output.splitlines()[-1])
+    assert found["layer"].startswith("ClusterError: ps 0 must have the kernels of embedps")
+    assert found["worker"] == (
+        f"ClusterError: worker 0 must run embedps {embedps.__version__}, as this process does, but "
+        "runs 9.9: start it with the same version"
+    )

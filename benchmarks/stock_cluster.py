@@ -150,6 +150,6 @@ def _fit(
 
 if __name__ == "__main__":
     name, data, *how = sys.argv[1:]
-    steps = [int(each) for each in how[2:]]
-    print(measure(name, Dataset.open(data), *how[:2], *steps), flush=True)
+    rows, program, steps = how or ("keras", "loop", STEPS_PER_CALL)
+    print(measure(name, Dataset.open(data), rows, program, int(steps)), flush=True)
     os._exit(0)  # the servers end with this process

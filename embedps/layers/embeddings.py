@@ -121,7 +121,9 @@ class Embeddings(tf.keras.layers.Layer):
 
     def _make_own(self) -> OwnTables:
         declared = (self.tables, self.features, self._learning_rate)
-        used = tf.distribute.get_strategy() if tf.distribute.has_strategy() else self._strategy
+        used: Any = self._strategy
+        if tf.distribute.has_strategy():
+            used = tf.distribute.get_strategy()
         if used is None:
             return OwnTables(*declared)
         if not isinstance(used, tf.distribute.ParameterServerStrategy):

@@ -42,6 +42,7 @@ class ServerTables(OwnTables):
     """
 
     is_remote = True
+    strategy: tf.distribute.Strategy
 
     def __init__(
         self,
@@ -126,8 +127,8 @@ class ServerTables(OwnTables):
             used = [(g, shard) for g, shard in on_device if found.row_splits[g]]
             asked = [found.routed[g].request(shard) for g, shard in used]
             sent = ops.send([call, rate, worker, *(t for each in asked for t in each)], device)
-            call_there, rate_there, worker_there, *rest = sent
-            arrived = iter(rest)
+            arrived = iter(sent)
+            call_there, rate_there, worker_there = (next(arrived) for _ in range(3))
             with tf.device(device):
                 number = kernels.load().embedps_next_step(
                     self._logs[device], call_there[0], call_there[1]

@@ -366,9 +366,7 @@ def unpack(message: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor
     )
 
 
-def send(
-    parts: Sequence[tf.Tensor | None], to: str | None, *, at: str | None = None
-) -> list[tf.Tensor | None]:
+def send(parts: Sequence[tf.Tensor | None], to: str | None, *, at: str | None = None) -> list[Any]:
     """Sends tensors to another device in one message.
 
     Args:

@@ -232,6 +232,48 @@ def mistakes(_: Path) -> Any:
     }
 
 
+def policies(_: Path) -> Any:
+    """Admits by the second example, evicts by age, and tells rates, over two groups of tables."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    table = embedps.TableSpec(
+        name="id",
+        embedding_dim=DIM,
+        admission=embedps.MinCount(count=2),
+        eviction=(embedps.TimeToLive(steps=20),),
+    )
+    with strategy.scope():
+        rows = embedps.Embeddings(
+            [
+                embedps.FeatureSpec(name="id", table=table, rate_as="rate"),
+                embedps.FeatureSpec(
+                    name="other", table=embedps.TableSpec(name="b", embedding_dim=2)
+                ),
+            ]
+        )
+
+    @tf.function
+    def learn(ids: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            found = rows({"id": ids, "other": ids}, training=True)
+            loss = tf.reduce_sum(found["id"])  # the rows of "b" get no gradient
+        tape.gradient(loss, rows.trainable_variables)
+        return loss
+
+    for ids in [[1, 2], [1, 3], [1, 3], *([[1, 4]] * 40)]:
+        coordinator.schedule(learn, (tf.constant(ids, tf.int64),)).fetch()
+    tables = rows.own.collection
+    tables.sweep()
+    rates = rows({"id": tf.constant([1, 4], tf.int64)})["rate"].numpy()
+    return {
+        "ids": sorted(tables.ids("id").tolist()),
+        "aged": tables.eviction_stats()["id"]["age"],
+        "rates": rates.tolist(),
+        "admitted": tables.admission_stats()["id"].admitted,
+        "waiting": tables.admission_stats()["id"].counters,
+    }
+
+
 def process_of(job: str, index: int) -> int:
     with tf.device(device_of(job, index)):
         return int(embedps.kernels.load().embedps_process_id())
@@ -344,7 +386,7 @@ def kills(_: Path) -> Any:
 CASES = {
     case.__name__: case
     for case in (
-        equality, fit, served, resume, mistakes, foreign, kills,
+        equality, fit, served, policies, resume, mistakes, foreign, kills,
         fit_without_a_worker, fit_without_a_server, loop_without_a_server,
     )
 }  # fmt: skip

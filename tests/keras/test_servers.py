@@ -64,6 +64,12 @@ def test_fit_trains_scores_predicts_and_saves(cluster: StockCluster, tmp_path: P
     assert changes is not None
 
 
+def test_policies_of_tables_act_on_a_cluster(cluster: StockCluster, tmp_path: Path) -> None:
+    found = found_by(cluster, "policies", tmp_path)
+    assert min(found.pop("rates")) > 0.85
+    assert found == {"ids": [1, 4], "aged": 1, "admitted": 3, "waiting": 1}
+
+
 def test_a_run_on_a_cluster_is_loaded_as_any_other(cluster: StockCluster, tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", train=(1024, 1024), evaluation=(512,))
     found = found_by(cluster, "served", tmp_path)

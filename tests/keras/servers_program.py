@@ -3,11 +3,11 @@
 usage: python -m tests.keras.servers_program CASE DIRECTORY
 """
 
-import contextlib
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -357,30 +357,30 @@ def kills(_: Path) -> Any:
         spec = embedps.FeatureSpec(name="id", table=table)
         rows = embedps.Embeddings([spec], learning_rate=1.0)
     ids = tf.range(NUM_IDS, dtype=tf.int64)
-    steps_per_call, num_calls = 4, int(os.environ.get("CALLS", "60"))
+    steps_per_call, num_calls = 200, 6
+    pids = [process_of("worker", index) for index in range(2)]
 
     @tf.function
-    def calls() -> Any:
+    def learn() -> Any:
         for _ in tf.range(steps_per_call):
             with tf.GradientTape() as tape:
                 loss = -tf.reduce_sum(rows({"id": ids}, training=True)["id"])
             tape.gradient(loss, rows.trainable_variables)
-        return embedps.kernels.load().embedps_process_id()
+        return loss
 
-    found = [coordinator.schedule(calls) for _ in range(num_calls)]
-    killed = []
-    for at in (num_calls // 4, num_calls // 2):
-        pid = int(found[at].fetch())
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
+    def learned() -> list[float]:
+        return sorted(set(rows({"id": ids})["id"].numpy().ravel().tolist()))
+
+    with strategy.scope():
+        rows({"id": ids})  # makes the tables, to be watched
+    for _ in range(num_calls):
+        coordinator.schedule(learn)
+    for after, pid in zip((steps_per_call // 2, steps_per_call * 3), pids, strict=True):
+        while learned()[0] < after:  # then calls are half done
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
     coordinator.join()
-    learned = rows({"id": ids})["id"].numpy()
-    return {
-        "learned": sorted(set(learned.ravel().tolist())),
-        "steps": steps_per_call * num_calls,
-        "killed": len(killed),
-    }
+    return {"learned": learned(), "steps": steps_per_call * num_calls}
 
 
 CASES = {

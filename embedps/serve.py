@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from embedps.checkpoint.refs import number_of
 from embedps.console import command_line, flags
 from embedps.console.lines import say
 from embedps.console.shutdown import stop_signals
@@ -61,10 +62,7 @@ def serve(config: ServeConfig) -> None:
     from embedps.serving.server.rest_server import RestServer
 
     freed_memory.keep()
-    expected = {
-        name: max(run.directory.numbers()) if config.number is None else config.number
-        for name, run in runs.items()
-    }
+    expected = {name: _first_number(run, config) for name, run in runs.items()}
     api, most = ModelApi(token=token, expected=expected), share_out()
     grpc_server = GrpcServer(
         api,
@@ -95,7 +93,8 @@ def serve(config: ServeConfig) -> None:
             if not ended.is_set():
                 api.health.set(True)
                 names = ", ".join(
-                    f"{name} (checkpoint {m.standing.number})" for name, m in api.models.items()
+                    f"{m.name} ({f'{m.ref}: ' if m.ref else ''}checkpoint {m.standing.number})"
+                    for m in api.served()
                 )
                 say(
                     f"serves {names} at {config.host}:{grpc_server.port} (gRPC) and "
@@ -107,7 +106,7 @@ def serve(config: ServeConfig) -> None:
             with ThreadPoolExecutor() as both:
                 for server in (grpc_server, rest_server):
                     both.submit(server.stop, config.grace_secs)
-            for model in api.models.values():
+            for model in api.served():
                 model.close()
 
 
@@ -119,7 +118,7 @@ def example_request(config: ServeConfig) -> str:
     from embedps.serving.server.json_bodies import body_of
     from embedps.serving.server.live_model import sample_records
 
-    model = load_from(run, number=config.number)
+    model = load_from(run, number=config.ref[0] if config.ref else config.number)
     return body_of(sample_records(run.dataset, model.columns).slice(0, _EXAMPLE_ROWS))
 
 
@@ -127,9 +126,15 @@ def _open(model_dir: str, config: ServeConfig) -> OpenedRun:
     run = open_run(model_dir, data=config.data, model=config.model)
     if not run.directory.numbers():  # a damaged one is reported later: others may be whole
         raise run.has_none()
-    if config.number is not None:
-        run.directory.read(config.number)
+    for given in (*config.ref, *([] if config.number is None else [config.number])):
+        run.directory.read(number_of(run.directory, given))
     return run
+
+
+def _first_number(run: OpenedRun, config: ServeConfig) -> int:
+    """Returns the number of the manifest that requests without a version get first."""
+    given = config.ref[0] if config.ref else config.number
+    return max(run.directory.numbers()) if given is None else number_of(run.directory, given)
 
 
 def _add(api: ModelApi, name: str, run: OpenedRun, config: ServeConfig) -> None:
@@ -150,15 +155,20 @@ def _add(api: ModelApi, name: str, run: OpenedRun, config: ServeConfig) -> None:
             seed=run.seed,
         )
 
-    api.models[name] = ServedModel(
-        name,
-        run.directory,
-        make,
-        number=config.number,
-        follows=config.follow,
-        batching=config.batching,
-        on_batch=api.metrics.count_batch(name),
-    )
+    for ref in reversed(config.ref or (None,)):  # the first last: then the name is served
+        model = ServedModel(
+            name,
+            run.directory,
+            make,
+            number=config.number,
+            ref=ref,
+            follows=config.follow,
+            batching=config.batching,
+            on_batch=api.metrics.count_batch(name, ref or ""),
+        )
+        if ref is not None:
+            api.refs[name, ref] = model
+    api.models[name] = model
 
 
 if __name__ == "__main__":

@@ -157,9 +157,9 @@ def test_a_process_answers_and_drains(
     made = messages.SignatureDefMap.FromString(packed.value)
     assert sorted(made.signature_def["serving_default"].inputs) == sorted(COLUMNS)
     code, text = ask_rest(f"{rest}/metrics", token="secret")
-    assert f'embedps_manifest_number{{model="clicks"}} {number}' in text
+    assert f'embedps_manifest_number{{model="clicks",ref=""}} {number}' in text
     assert 'embedps_requests_total{api="grpc",code="OK"} 3' in text
-    assert f'embedps_batch_rows_sum{{model="other"}} {3 * 20}' in text
+    assert f'embedps_batch_rows_sum{{model="other",ref=""}} {3 * 20}' in text
     # Health needs no token; all else does.
     healthy = client.call(
         messages.HEALTH_SERVICE,

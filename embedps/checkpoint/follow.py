@@ -29,6 +29,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.lease import LeaseRenewer
+from embedps.checkpoint.refs import number_of
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 _POLL_SECS = 0.1
@@ -100,15 +101,21 @@ class Follower:
     """Keeps a reader's position in a run and, while open, a lease on the manifests ahead of it."""
 
     def __init__(
-        self, directory: CheckpointDirectory, position: Position | None = None, *, holder: str
+        self,
+        directory: CheckpointDirectory,
+        position: Position | None = None,
+        *,
+        ref: str | None = None,
+        holder: str,
     ) -> None:
         """Starts at a position, or without rows.
 
         Args:
           position: of the rows that the reader holds.
+          ref: whose manifest to move to, also an older one; None moves to the newest.
           holder: the reader's name in `inspect`.
         """
-        self._directory = directory
+        self._directory, self._ref = directory, ref
         self._holder = holder
         self._lease: LeaseRenewer | None = None
         self._seen = -1  # number of the last manifest that the reader reached
@@ -133,15 +140,33 @@ class Follower:
         """Drops the position: the reader holds no rows any more, and must load a whole chain."""
         self.position, self._seen = None, -1
 
-    def next(self) -> Advance | None:
-        """Leases the next manifest to move to; returns None if there is no newer one.
+    def target(self) -> int:
+        """Returns the number of the ref's manifest, or of the newest; -1 if there is none.
 
         Raises:
-          CorruptCheckpointError: the newest manifest cannot be read.
+          UsageError: the ref was removed.
+          CheckpointError: the ref cannot be read.
+        """
+        if self._ref is not None:
+            return number_of(self._directory, self._ref)
+        return max(self._directory.numbers(), default=-1)
+
+    def next(self) -> Advance | None:
+        """Leases the next manifest to move to; returns None if the reader is at the target.
+
+        Raises:
+          UsageError: the ref was removed.
+          CorruptCheckpointError: the target cannot be read.
         """
         if self._lease is None:
             raise CheckpointError("a Follower must be open (`with follower:`) to call `next`")
-        while max(self._directory.numbers(), default=-1) > self._seen:
+        while self._ref is not None and (number := self.target()) != self._seen:
+            try:
+                return self.to(number)
+            except CheckpointError:
+                if self.target() == number:  # else it moved, and what it named was removed
+                    raise
+        while self._ref is None and self.target() > self._seen:
             advance = self._choose()
             if self._lease.hold(advance.manifest.number):
                 return advance
@@ -197,6 +222,7 @@ def follow(
     directory: CheckpointDirectory | Path | str,
     position: Position | None = None,
     *,
+    ref: str | None = None,
     idle_secs: float = math.inf,
     stop: threading.Event | None = None,
 ) -> Iterator[Change]:
@@ -210,16 +236,19 @@ def follow(
 
     Args:
       position: from a `Reached`; the start of the chain if not given.
+      ref: follow what this ref names, newer or older, instead of the newest manifest; then no
+        checkpoint is the last.
       idle_secs: return after so many seconds without a commit.
       stop: return when this is set.
 
     Raises:
+      UsageError: there is no such ref, or it was removed.
       CorruptCheckpointError: a file is not what was written.
     """
     if not isinstance(directory, CheckpointDirectory):
         directory = CheckpointDirectory(directory)
     stop = stop or threading.Event()
-    with Follower(directory, position, holder="follower") as follower:
+    with Follower(directory, position, ref=ref, holder="follower") as follower:
         last_change = time.monotonic()
         while not stop.is_set():
             advance = follower.next()
@@ -231,7 +260,7 @@ def follow(
             yield from _read(directory, follower.position, advance)
             follower.reached(advance)
             last_change = time.monotonic()
-            if advance.manifest.final:
+            if advance.manifest.final and ref is None:
                 return
 
 

@@ -18,7 +18,7 @@ from embedps.errors import UsageError
 from embedps.serving.server import messages
 from embedps.serving.server.arrivals import ArrivingCalls
 from embedps.serving.server.model_api import SIGNATURE, ModelApi, secs_left
-from embedps.serving.server.request_error import RequestError, invalid, no_labels
+from embedps.serving.server.request_error import RequestError, invalid
 from embedps.serving.server.request_reader import parsed_bytes
 from embedps.serving.server.request_size import (
     MAX_REQUEST_BYTES,
@@ -358,7 +358,7 @@ def _read(message: Any, form: Format, place: Place, sent: int) -> Request:
     )
 
 
-def _version_of(spec: Any) -> int | None:
+def _version_of(spec: Any) -> int | str | None:
     if spec.version_label:
-        raise no_labels(spec.version_label)
+        return str(spec.version_label)
     return int(spec.version.value) if spec.HasField("version") else None

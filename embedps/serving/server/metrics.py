@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily
@@ -54,8 +54,8 @@ disable_created_metrics()  # of when each counter began
 class ServerMetrics:
     """Counts requests and batches, and reads the gauges of the models."""
 
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
-        """Takes the models that are served, which may come later."""
+    def __init__(self, served: Callable[[], Sequence[ServedModel]]) -> None:
+        """Takes what lists the models that are served."""
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "embedps_requests_total",
@@ -73,11 +73,11 @@ class ServerMetrics:
         self._batch_rows = Histogram(
             "embedps_batch_rows",
             "Records that were scored together.",
-            ("model",),
+            ("model", "ref"),
             buckets=_ROWS,
             registry=self._registry,
         )
-        self._registry.register(_ModelGauges(models))
+        self._registry.register(_ModelGauges(served))
         # To find a metric by its labels takes longer than to count.
         self._counts_of = functools.cache(
             lambda api, code: (self._requests.labels(api, code), self._seconds.labels(api))
@@ -89,9 +89,9 @@ class ServerMetrics:
         requests.inc()
         seconds.observe(secs)
 
-    def count_batch(self, model: str) -> Callable[[int], None]:
-        """Gives the function that counts the rows of a model's batches."""
-        return self._batch_rows.labels(model).observe
+    def count_batch(self, model: str, ref: str = "") -> Callable[[int], None]:
+        """Gives the function that counts the rows of a model's batches, of a ref if it has one."""
+        return self._batch_rows.labels(model, ref).observe
 
     def text(self) -> str:
         """Writes all metrics in Prometheus' text format."""
@@ -101,17 +101,17 @@ class ServerMetrics:
 class _ModelGauges(Collector):
     """Asks each model for its values when Prometheus asks."""
 
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
-        self._models = models
+    def __init__(self, served: Callable[[], Sequence[ServedModel]]) -> None:
+        self._served = served
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for name, (text, value) in _GAUGES.items():
-            family = GaugeMetricFamily(f"embedps_{name}", text, labels=("model",))
-            for model, served in list(self._models.items()):
-                family.add_metric((model,), value(served))
+            family = GaugeMetricFamily(f"embedps_{name}", text, labels=("model", "ref"))
+            for served in self._served():
+                family.add_metric((served.name, served.ref or ""), value(served))
             yield family
-        rows = GaugeMetricFamily("embedps_rows", "Rows by table.", labels=("model", "table"))
-        for model, served in list(self._models.items()):
+        rows = GaugeMetricFamily("embedps_rows", "Rows by table.", labels=("model", "ref", "table"))
+        for served in self._served():
             for table, count in served.standing.rows.items():
-                rows.add_metric((model, table), count)
+                rows.add_metric((served.name, served.ref or "", table), count)
         yield rows

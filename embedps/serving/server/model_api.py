@@ -34,7 +34,10 @@ class ModelApi:
     def __init__(
         self, *, token: str | None = None, expected: Mapping[str, int] | None = None
     ) -> None:
-        """Starts without models; `models` gets them.
+        """Starts without models; `models` gets those that answer requests without a version label.
+
+        Those of each label, also of the first, are in `refs` by name and ref, before their name is
+        in `models`.
 
         Args:
           token: that each request must carry; None lets all in.
@@ -43,9 +46,10 @@ class ModelApi:
         self._expected = expected or {}
         self.room = Room()
         self.models: dict[str, ServedModel] = {}
+        self.refs: dict[tuple[str, str], ServedModel] = {}
         self.health = Health()
         self._token = token
-        self.metrics = ServerMetrics(self.models)
+        self.metrics = ServerMetrics(self.served)
 
     @contextmanager
     def counting(self, api: str) -> Iterator[None]:
@@ -79,11 +83,16 @@ class ModelApi:
                 "UNAUTHENTICATED", "a request must have the header `authorization: Bearer TOKEN`"
             )
 
-    def model(self, name: str) -> ServedModel:
-        """Finds a model.
+    def served(self, name: str | None = None) -> list[ServedModel]:
+        """Lists what is served, under a name or under all."""
+        models = dict.fromkeys([*self.models.values(), *self.refs.values()])
+        return [m for m in models if name in (None, m.name)]
+
+    def model(self, name: str, version: int | str | None = None) -> ServedModel:
+        """Finds a model: by its label, or that of a version if it is served.
 
         Raises:
-          RequestError: there is none of this name, or not yet.
+          RequestError: there is none of this name, or not yet, or it has no such label.
         """
         if name not in self.models:
             if self.is_loading(name):
@@ -92,7 +101,14 @@ class ModelApi:
                 )
             served = ", ".join(map(repr, self._expected or self.models))
             raise RequestError("NOT_FOUND", f"no model is named {name!r}: there are {served}")
-        return self.models[name]
+        if isinstance(version, str):
+            if (name, version) not in self.refs:
+                labels = ", ".join(ref for of, ref in list(self.refs) if of == name)
+                there = f"its labels are {labels}" if labels else "--ref of the server gives labels"
+                raise invalid(f"model {name!r} has no version label {version!r}: {there}")
+            return self.refs[name, version]
+        found = (m for m in self.served(name) if version == m.standing.number)
+        return self.models[name] if version is None else next(found, self.models[name])
 
     def is_loading(self, name: str) -> bool:
         """Tells whether a model will be served."""
@@ -115,7 +131,7 @@ class ModelApi:
         name: str,
         read: Callable[[Format, Place], Request],
         *,
-        version: int | None,
+        version: int | str | None,
         signature: str,
         wanted: Sequence[str] = (),
         timeout: float | None = None,
@@ -124,7 +140,7 @@ class ModelApi:
 
         Args:
           read: reads the request; it takes the place before it makes arrays.
-          version: the number of the manifest that must answer; None takes any.
+          version: the number of the manifest that must answer, or its label; None takes any.
           signature: of the request; empty is the default one.
           wanted: the predictions to give; none means all.
           timeout: seconds until nobody waits for the answer any more.
@@ -134,7 +150,7 @@ class ModelApi:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         secs_left(deadline)
-        model = self.model(name)
+        model = self.model(name, version)
         forms = _formats(model)
         form = forms.get(signature or SIGNATURE)
         if form is None:
@@ -143,7 +159,7 @@ class ModelApi:
         with self.room.place() as place:
             request = read(form, place)
             answer = _ask_of(model, signature)(request, secs_left(deadline))
-        if version is not None and answer.number != version:
+        if isinstance(version, int) and answer.number != version:
             raise _other_version(model, version, answer.number)
         if unknown := [each for each in wanted if each not in answer.outputs]:
             raise invalid(
@@ -153,13 +169,13 @@ class ModelApi:
         outputs = {n: v for n, v in answer.outputs.items() if not wanted or n in wanted}
         return Answer(number=answer.number, outputs=outputs)
 
-    def metadata(self, name: str, version: int | None = None) -> tuple[int, Any]:
+    def metadata(self, name: str, version: int | str | None = None) -> tuple[int, Any]:
         """Gives a version and its SignatureDefMap.
 
         Raises:
           RequestError: there is no such model or version.
         """
-        model = self.model(name)
+        model = self.model(name, version)
         number = _check_version(model, version)
         made = messages.SignatureDefMap()
         for kind, form in _formats(model).items():
@@ -174,8 +190,8 @@ class ModelApi:
                         given[tensor].tensor_shape.dim.add(size=-1 if size is None else size)
         return number, made
 
-    def status(self, name: str, version: int | None = None) -> Any:
-        """Gives a GetModelStatusResponse: the manifest that is served, and a newer one that failed.
+    def status(self, name: str, version: int | str | None = None) -> Any:
+        """Gives a GetModelStatusResponse: manifests that are served, and newer ones that failed.
 
         Before that it is LOADING, and UNLOADING once the server ends. If newer ones cannot be
         looked for, the served one's message says why.
@@ -189,24 +205,31 @@ class ModelApi:
             loading = response.model_version_status.add(version=number, state="LOADING")
             loading.status.error_code = "OK"
             return response
-        model = self.model(name)
-        refusal = model.refusal
-        state = "UNLOADING" if self.health.has_ended else "AVAILABLE"
-        served = response.model_version_status.add(version=model.standing.number, state=state)
-        served.status.error_code = "OK"
-        if refusal is not None and (refusal.number is None or refusal.number < served.version):
-            served.status.error_message = short_text(refusal.message)
-        elif refusal is not None:
-            failed = response.model_version_status.add(version=refusal.number, state="END")
-            failed.status.error_code = "DATA_LOSS"
-            failed.status.error_message = short_text(refusal.message)
-        if version is not None:
+        model = self.model(name, version)
+        for each in [model] if isinstance(version, str) else self.served(name):
+            self._add_status(each, response.model_version_status)
+        if isinstance(version, int):
             if version not in [each.version for each in response.model_version_status]:
                 raise _other_version(model, version, model.standing.number)
             for i in reversed(range(len(response.model_version_status))):
                 if response.model_version_status[i].version != version:
                     del response.model_version_status[i]
         return response
+
+    def _add_status(self, model: ServedModel, statuses: Any) -> None:
+        """Adds the version that is served, unless it is there, and one that failed."""
+        refusal, number = model.refusal, model.standing.number
+        served = next((each for each in statuses if each.version == number), None)
+        if served is None:
+            state = "UNLOADING" if self.health.has_ended else "AVAILABLE"
+            served = statuses.add(version=number, state=state)
+            served.status.error_code = "OK"
+        if refusal is not None and (refusal.number is None or refusal.number < served.version):
+            served.status.error_message = short_text(refusal.message)
+        elif refusal is not None:
+            failed = statuses.add(version=refusal.number, state="END")
+            failed.status.error_code = "DATA_LOSS"
+            failed.status.error_message = short_text(refusal.message)
 
 
 def secs_left(deadline: float | None) -> float | None:
@@ -243,9 +266,9 @@ def _output_specs(live: LiveModel, signature: str) -> Mapping[str, tf.TensorSpec
     return live.query_specs if signature == QUERY else live.output_specs
 
 
-def _check_version(model: ServedModel, version: int | None) -> int:
+def _check_version(model: ServedModel, version: int | str | None) -> int:
     served = model.standing.number
-    if version is not None and version != served:
+    if isinstance(version, int) and version != served:
         raise _other_version(model, version, served)
     return served
 

@@ -52,8 +52,3 @@ def short_text(message: str) -> str:
 def invalid(message: str) -> RequestError:
     """Makes the error of a malformed request."""
     return RequestError("INVALID_ARGUMENT", message)
-
-
-def no_labels(label: str) -> RequestError:
-    """Makes the error of a request that names a version by a label."""
-    return invalid(f"versions have no labels, but {label!r} is given: name the manifest's number")

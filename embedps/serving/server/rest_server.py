@@ -20,7 +20,7 @@ from embedps.serving.server.json_bodies import (
 from embedps.serving.server.json_reader import JsonRequest
 from embedps.serving.server.metrics import CONTENT_TYPE
 from embedps.serving.server.model_api import ModelApi
-from embedps.serving.server.request_error import Code, RequestError, no_labels, short_text
+from embedps.serving.server.request_error import Code, RequestError, short_text
 
 _STATUS = {
     "INVALID_ARGUMENT": 400,
@@ -164,21 +164,21 @@ class _Answers:
             raise RequestError("UNIMPLEMENTED", f"{action[1:]} must be a POST")
         return json_bytes(status_json(self.api.status(name, version))), {}
 
-    def _predict(self, name: str, version: int | None, body: bytes) -> _Answered:
+    def _predict(self, name: str, version: int | str | None, body: bytes) -> _Answered:
         given = JsonRequest(body)
         answer = self.api.predict(name, given.read, version=version, signature=given.signature)
         said = answer_json(answer, by_row=given.by_row)
         return said, {"Embedps-Manifest": str(answer.number)}
 
 
-def _parts(path: str) -> tuple[str, int | None, str]:
-    """Gives the model's name, the version and the action of a path."""
+def _parts(path: str) -> tuple[str, int | str | None, str]:
+    """Gives the model's name, the version or its label, and the action of a path."""
     found = _MODEL.fullmatch(path)
     if found is None:
         raise RequestError(
-            "NOT_FOUND", "a path must be /v1/models/NAME[/versions/N][:predict|/metadata]"
+            "NOT_FOUND",
+            "a path must be /v1/models/NAME[/versions/N|/labels/REF][:predict|/metadata]",
         )
     name, version, label, action = found.groups()
-    if label is not None:
-        raise no_labels(unquote(label))
-    return unquote(name), None if version is None else int(version), action or ""
+    number = None if version is None else int(version)
+    return unquote(name), number if label is None else unquote(label), action or ""

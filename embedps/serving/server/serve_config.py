@@ -6,6 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+from embedps.checkpoint.refs import check_name
 from embedps.config_fields import MAX_COUNT, option, section
 from embedps.errors import UsageError
 from embedps.run.opened_run import ModelOptions
@@ -46,6 +47,13 @@ class ServeConfig(ModelOptions):
     number: int | None = option(
         None, "serve this checkpoint and follow no other", metavar="N", least=0, most=MAX_COUNT
     )
+    ref: tuple[str, ...] = option(
+        (),
+        "serve and follow what these refs name; a request names one as its version label, or gets "
+        "the first",
+        metavar="REF",
+        several=True,
+    )
     raw: bool = option(False, "add the signature `raw`, which takes what the dataset was made of")
     batching: Batching = section(Batching)
     ranking: Ranking = section(Ranking)
@@ -64,6 +72,11 @@ class ServeConfig(ModelOptions):
             if len(self.model_dir) != 1:
                 raise UsageError("--example-request is of one model: give one --model-dir")
             return
+        for ref in self.ref:
+            if self.ref.count(check_name(ref)) > 1:
+                raise UsageError(f"--ref {ref} is given twice: requests name each ref by its name")
+        if self.ref and self.number is not None:
+            raise UsageError("--ref follows and --number does not: give one of them")
         if len(self.model_dir) != len(self.name):
             raise UsageError(
                 f"each --model-dir must have a --name but there are {len(self.model_dir)} and "

@@ -78,6 +78,7 @@ class ServedModel:
         make: Callable[[Manifest], LiveModel],
         *,
         number: int | None,
+        ref: str | None = None,
         follows: bool,
         batching: Batching,
         on_batch: Callable[[int], None],
@@ -87,20 +88,21 @@ class ServedModel:
         Args:
           make: loads a manifest.
           number: of the manifest to serve, which pins it; None serves the newest that is whole.
-          follows: whether to serve newer manifests as they are committed.
+          ref: whose manifest to serve instead, newer or older.
+          follows: whether to serve newer manifests as they are committed, or what the ref names.
           batching: how requests share batches.
           on_batch: gets the rows of each batch.
 
         Raises:
-          UsageError: there is no checkpoint yet.
+          UsageError: there is no checkpoint yet, or no such ref.
           CheckpointError: the checkpoint cannot be loaded.
         """
-        self.name = name
+        self.name, self.ref = name, ref
         self._directory, self._make = directory, make
         self._stack = ExitStack()
         self._stop = threading.Event()
         self._refusal: RefusedManifest | None = None
-        self._follower = Follower(directory, holder="server")
+        self._follower = Follower(directory, ref=ref, holder="server")
         with ExitStack() as stack:
             stack.enter_context(self._follower)
             if number is None:
@@ -203,6 +205,8 @@ class ServedModel:
                 raise UsageError(f"{self._directory.path} has no checkpoint yet: train first")
             return self._load(advance)
         except CorruptCheckpointError as error:
+            if self.ref is not None:
+                raise
             newest, *older = reversed(self._directory.numbers())
             for number in older:
                 with suppress(CorruptCheckpointError):
@@ -223,10 +227,10 @@ class ServedModel:
             newest = None
             try:
                 self._model.refresh()
-                newest = max(self._directory.numbers(), default=-1)
+                newest = self._follower.target()
                 if self._is_refused(newest) and time.monotonic() < again:
                     continue
-                if newest != self._standing.number:
+                if newest != self._standing.number or not self._model.is_whole:
                     self._advance(newest)
                 self._refusal = None
             except Exception as error:  # whatever it is, requests are answered as before
@@ -251,13 +255,14 @@ class ServedModel:
         self._refusal = refusal
 
     def _advance(self, newest: int) -> None:
-        """Moves to the newest manifest, or towards it.
+        """Moves to the newest manifest, or towards it; or to that of the ref.
 
         Raises:
-          CheckpointError: the newest cannot be served; then the newest is that can.
+          CheckpointError: it cannot be served. Then the newest is that can, or with a ref, what was
+            served before.
         """
         served = self._standing.number
-        if newest < served:
+        if newest < served and self.ref is None:
             raise CheckpointError(
                 f"the newest manifest of {self._directory.path} must not be older than manifest "
                 f"{served}, which is served, but is {max(newest, 0)}: restart the server if it is "
@@ -271,13 +276,13 @@ class ServedModel:
         except CheckpointError as error:
             tried = -1 if advance is None else advance.manifest.number
             said = self._follower.explain(error)  # before the lease moves
-            if not self._move_past(tried, newest):
+            if not self._model.is_whole:
+                self._follower.forget()
+            if self.ref is not None or not self._move_past(tried, newest):
                 raise said from None
 
     def _move_past(self, tried: int, newest: int) -> bool:
         """Tries other manifests than one that failed; tells whether the newest is served then."""
-        if not self._model.is_whole:
-            self._follower.forget()
         served = self._standing.number if self._model.is_whole else -1
         for number in reversed(self._directory.numbers()):
             if number > served and number != tried:

@@ -41,21 +41,27 @@ class Addresses:
 def serving(
     directory: CheckpointDirectory, dataset: Dataset, *, max_waiting: int = 64, **options: Any
 ) -> Iterator[tuple[ModelApi, ServedModel, Addresses]]:
-    """Serves a run's newest manifest, and follows the run."""
+    """Serves a run's newest manifest, or those of `refs`, and follows; gives the first."""
     run = read_run(directory.path)
     recommender = run.recommender(dataset)
     api = ModelApi(token=options.pop("token", None))
     more = {"ranking": options.pop("ranking", Ranking())}
     more["transforms"] = options.pop("transforms", None)
-    model = ServedModel(
-        NAME,
-        directory,
-        lambda manifest: LiveModel(recommender, dataset, directory, manifest, **more),
-        number=options.pop("number", None),
-        follows=options.pop("follows", True),
-        batching=Batching(max_waiting=max_waiting, part_rows=options.pop("part_rows", 1024)),
-        on_batch=api.metrics.count_batch(NAME),
-    )
+    number, follows = options.pop("number", None), options.pop("follows", True)
+    batching = Batching(max_waiting=max_waiting, part_rows=options.pop("part_rows", 1024))
+    refs = options.pop("refs", ())
+    for ref in reversed(refs or (None,)):
+        model = ServedModel(
+            NAME,
+            directory,
+            lambda manifest: LiveModel(recommender, dataset, directory, manifest, **more),
+            number=number,
+            ref=ref,
+            follows=follows,
+            batching=batching,
+            on_batch=api.metrics.count_batch(NAME, ref or ""),
+        )
+        api.refs |= {(NAME, ref): model} if ref else {}
     api.models[NAME] = model
     api.health.set(True)
     servers = (
@@ -71,7 +77,8 @@ def serving(
         addresses.client.close()
         servers[0].stop(5)
         servers[1].stop(5)
-        model.close()
+        for served in api.served():
+            served.close()
 
 
 def ask_rest(url: str, body: Any = None, token: str = "") -> tuple[int, Any]:

@@ -85,12 +85,12 @@ def test_a_start_serves_the_newest_manifest_that_is_whole(
         good, bad = status(asker.client).model_version_status
         assert (good.version, good.state) == (second, AVAILABLE)
         assert (bad.version, bad.state, bad.status.error_code) == (third, END, DATA_LOSS)
-        assert 'embedps_follow_failing{model="clicks"} 1' in api.metrics.text()
+        assert 'embedps_follow_failing{model="clicks",ref=""} 1' in api.metrics.text()
         mend()  # no newer commit is needed
         until(lambda: model.standing.number == third)
         until(lambda: model.refusal is None)
         asker.check(third)
-        assert 'embedps_follow_failing{model="clicks"} 0' in api.metrics.text()
+        assert 'embedps_follow_failing{model="clicks",ref=""} 0' in api.metrics.text()
         api.health.end()  # as the server begins to stop; what it has is still answered
         (left,) = status(asker.client).model_version_status
         assert (left.version, left.state) == (third, UNLOADING)

@@ -1,4 +1,4 @@
-"""Health for those who ask and those who watch; a full queue; versions that have no labels."""
+"""Health for those who ask and those who watch; a full queue; labels that no version has."""
 
 from __future__ import annotations
 
@@ -328,8 +328,8 @@ def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Datase
         blocker.join()
         answer = messages.PredictResponse.FromString(waiting[0].result())
         assert answer.model_spec.version.value == replay.numbers[0]
-        # A version has no label.
-        with pytest.raises(grpc.RpcError, match="versions have no labels") as unlabelled:
+        # Without refs, a version has no label.
+        with pytest.raises(grpc.RpcError, match="no version label 'stable': --ref") as unlabelled:
             client.predict(predict_request(part, label="stable"))
         assert unlabelled.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         url = f"{addresses.rest}/v1/models/clicks/labels/stable"

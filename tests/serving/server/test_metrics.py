@@ -41,12 +41,12 @@ def test_requests_are_counted_by_api_and_code() -> None:
 
 
 def test_a_batch_is_counted_in_the_buckets_that_hold_its_rows() -> None:
-    metrics = ServerMetrics({})
+    metrics = ServerMetrics(list)
     count = metrics.count_batch('a "name"')
     for rows in (1, 2, 3, 20000):
         count(rows)
     found = samples(metrics)
     name = "embedps_batch_rows_bucket"
-    counts = [found[name, le, 'a "name"'] for le in ("1.0", "2.0", "5.0", "10000.0", "+Inf")]
+    counts = [found[name, le, 'a "name"', ""] for le in ("1.0", "2.0", "5.0", "10000.0", "+Inf")]
     assert counts == [1, 2, 3, 3, 4]
-    assert found["embedps_batch_rows_sum", 'a "name"'] == 20006
+    assert found["embedps_batch_rows_sum", 'a "name"', ""] == 20006

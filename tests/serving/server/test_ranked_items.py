@@ -223,7 +223,9 @@ def test_each_answer_is_the_exact_search_of_its_manifest(
         ended.set()
         thread.join()
         assert model.refusal is None
-        assert f'embedps_items{{model="clicks"}} {model.standing.items}' in api.metrics.text()
+        assert (
+            f'embedps_items{{model="clicks",ref=""}} {model.standing.items}' in api.metrics.text()
+        )
     assert {version for version, *_ in answers} >= {replay.numbers[0], replay.numbers[-1]}
     for version, ids, scores in answers:
         check((ids, scores), exact[version], range(QUERIES), 7)
@@ -332,7 +334,7 @@ def test_a_large_request_is_ranked_in_parts(
     with serving(directory, dataset, part_rows=16) as (api, _, addresses):
         client = addresses.client
         check_each_k(ask(client, given)[1:], exact)
-        assert 'embedps_batch_rows_count{model="clicks"} 3.0' in api.metrics.text()
+        assert 'embedps_batch_rows_count{model="clicks",ref=""} 3.0' in api.metrics.text()
 
 
 @ON_ROWS
@@ -396,7 +398,7 @@ def test_an_ivf_finds_what_changed_since_it_was_built(
         client = addresses.client
         said = capsys.readouterr().out
         assert re.search(r"IVF of \d+ items: 1\d lists, \d+ probes, recall 1.0000 of", said)
-        assert 'embedps_item_recall{model="clicks"} 1' in api.metrics.text()
+        assert 'embedps_item_recall{model="clicks",ref=""} 1' in api.metrics.text()
         items = model.model.items
         assert items is not None
         assert items._search._state.ivf is not None

@@ -108,7 +108,7 @@ def test_a_damaged_delta_leaves_the_manifest_before_it(
         assert (good.version, good.state) == (first, 30)
         assert (bad.version, bad.state, bad.status.error_code) == (second, 50, 15)
         assert str(damaged) in bad.status.error_message
-        assert 'embedps_follow_failing{model="clicks"} 1' in api.metrics.text()
+        assert 'embedps_follow_failing{model="clicks",ref=""} 1' in api.metrics.text()
         # A newer manifest gets another try.
         damaged.write_bytes(whole)
         replay.commit(replay.numbers[2])
@@ -232,4 +232,7 @@ def test_the_parts_of_a_request_have_the_bits_of_the_whole(
             client = addresses.client
             np.testing.assert_array_equal(score_of(client.predict(request)), wanted)
             batches = -(-table.num_rows // part_rows)
-            assert f'embedps_batch_rows_count{{model="clicks"}} {batches}.0' in api.metrics.text()
+            assert (
+                f'embedps_batch_rows_count{{model="clicks",ref=""}} {batches}.0'
+                in api.metrics.text()
+            )

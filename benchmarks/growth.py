@@ -49,10 +49,10 @@ from benchmarks import report
 from benchmarks.harness import Benchmark, Content, Options, main
 from benchmarks.layout import Part, figures, spread
 from embedps import kernels
+from embedps.checkpoint.format.row_hashes import row_hashes
 from embedps.config_fields import option
 from embedps.splitmix import mix
 from embedps.tables import TableSpec, new_store, ops
-from embedps.tables.row_hashes import row_hashes
 
 DIM = 16
 SMALL_ROWS = 1_000_000

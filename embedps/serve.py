@@ -126,8 +126,10 @@ def _open(model_dir: str, config: ServeConfig) -> OpenedRun:
     run = open_run(model_dir, data=config.data, model=config.model)
     if not run.directory.numbers():  # a damaged one is reported later: others may be whole
         raise run.has_none()
-    for given in (*config.ref, *([] if config.number is None else [config.number])):
-        run.directory.read(number_of(run.directory, given))
+    if config.number is not None:
+        run.directory.read(config.number)
+    for ref in config.ref:
+        run.directory.read(number_of(run.directory, ref))
     return run
 
 

@@ -112,7 +112,7 @@ def test_help_and_an_unknown_flag_do_not_import_tensorflow(commands, module):
     assert f"usage: python -m {module}" in out
     for text in SHOWN.get(module, ()):
         assert text in out
-    no_options = ("embedps", "embedps.checkpoint", "embedps.kernels.build")
+    no_options = ("embedps", "embedps.checkpoint", "embedps.table", "embedps.kernels.build")
     assert ("\n  --config FILE " in out) == (module not in no_options)
     assert commands.complaint(2, module, "--bogus").endswith("(--help lists the flags)")
 

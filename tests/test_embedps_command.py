@@ -51,7 +51,7 @@ def test_help_names_every_command_and_first_steps(script):
         done = run(*command, "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"usage: {prog} COMMAND ...\n")
-        for name in ("plan", "train", "evaluate", "serve", "server", "checkpoint"):
+        for name in ("plan", "train", "evaluate", "serve", "server", "table", "checkpoint"):
             assert re.search(rf"^  {name} +\w", done.stdout, re.M)
         assert f"\n  {prog} train --data dataset --model-dir run\n" in done.stdout
         assert "75 a server was lost" in done.stdout

@@ -30,7 +30,7 @@ _HEAD = """\
 shares with `train` are listed once. `--help` says more (`--help-all` of `train` and `plan`). A flag
 of a run may stand in a [configuration file](commands.md#configuration-files), and is a field of
 `embedps.TrainConfig`. A flag whose default is True or False has a `--no-` form. Subcommands of
-`embedps checkpoint` take the model directory first.
+`embedps checkpoint` and `embedps table` take the model directory first.
 """
 _OF_ALL = ("help", "help_all", "config")
 _COMMANDS = (
@@ -41,6 +41,7 @@ _COMMANDS = (
     "embedps.export",
     "embedps.serve",
     "embedps.server",
+    "embedps.table",
     "embedps.checkpoint.__main__",
     "embedps.pipelines.generate",
     "embedps.pipelines.ingest",

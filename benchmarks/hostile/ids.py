@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from embedps.checkpoint.format.row_hashes import row_hashes
 from embedps.splitmix import GOLDEN, unmix
-from embedps.tables.row_hashes import row_hashes
 
 Ids = npt.NDArray[np.int64]
 

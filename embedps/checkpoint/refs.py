@@ -84,7 +84,7 @@ def check_name(name: str) -> str:
 
 def manifest_option(default: Any, text: str, **metadata: Any) -> Any:
     """Declares the option that names a manifest: by its number, or by a ref."""
-    return option(default, text, least=0, most=MAX_COUNT, **{"metavar": "N|REF", **metadata})
+    return option(default, text, least=0, most=MAX_COUNT, **{"metavar": "N/REF", **metadata})
 
 
 def move_ref(directory: CheckpointDirectory, name: str, to: int | str | None) -> Ref:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from embedps.checkpoint.format.row_hashes import row_hashes, shards_of
 from embedps.data.dataset import Dataset
 from embedps.data.distinct_ids import DistinctSketch
 from embedps.engine.step_model import StepModel
@@ -22,7 +23,6 @@ from embedps.splitmix import unmix
 from embedps.tables import ops
 from embedps.tables.batch_ids import flatten_ids
 from embedps.tables.groups import TableGroup
-from embedps.tables.row_hashes import row_hashes, shards_of
 
 _SCAN_ROWS = 32768
 _SAMPLED_UNITS = 8

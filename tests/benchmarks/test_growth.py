@@ -1,7 +1,7 @@
 import numpy as np
 
 from benchmarks import growth
-from embedps.tables.row_hashes import row_hashes
+from embedps.checkpoint.format.row_hashes import row_hashes
 
 
 def test_ids_are_distinct_and_spread():

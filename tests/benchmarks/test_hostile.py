@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.hostile import __main__ as hostile
 from benchmarks.hostile import file_attacks, ids, run, server_attacks, tables, wire
+from embedps.checkpoint.format.row_hashes import row_hashes
 from embedps.console import command_line
 from embedps.serving.server import messages
-from embedps.tables.row_hashes import row_hashes
 
 COLUMNS = run.columns(2)
 

@@ -146,9 +146,9 @@ def make_manifest(
 class CheckpointRun:
     """Commits checkpoints one after the other, as a training run does."""
 
-    def __init__(self, path: Path, encoding: Encoding = FLOAT32) -> None:
+    def __init__(self, path: Path, encoding: Encoding = FLOAT32, *, num_shards: int = 2) -> None:
         self.directory = CheckpointDirectory(path)
-        self.encoding = encoding
+        self.encoding, self.num_shards = encoding, num_shards
         self.chain: list[SaveSet] = []
 
     def base(self, records: Sequence[Record]) -> Manifest:
@@ -161,7 +161,13 @@ class CheckpointRun:
         number = self.directory.next_number()
         since = self.chain[-1].number if kind == "delta" else None
         save = write_save(
-            self.directory, kind, number, records, since=since, encoding=self.encoding
+            self.directory,
+            kind,
+            number,
+            records,
+            self.num_shards,
+            since=since,
+            encoding=self.encoding,
         )
         self.chain = [save] if kind == "base" else [*self.chain, save]
         arrays = {"w": np.full((2, 3), number, np.float32)}

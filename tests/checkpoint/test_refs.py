@@ -5,13 +5,14 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from embedps.checkpoint import refs, retention
+from embedps.checkpoint import refs
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.refs import move_ref, number_of, read_ref, read_refs
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
@@ -29,7 +30,7 @@ def directory(tmp_path: Path) -> CheckpointDirectory:
 def test_ref_keeps_who_moved_it_from_what_to_what(directory, monkeypatch):
     monkeypatch.setenv("LOGNAME", "ann")
     times: Iterator[float] = iter([1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(refs.time, "time", lambda: next(times))
+    monkeypatch.setattr(time, "time", lambda: next(times))
     for to in (1, 3, 3, 2, None):
         move_ref(directory, "prod", to)
     path = directory.refs_dir / "prod.json"
@@ -101,13 +102,13 @@ def test_ref_that_comes_while_manifests_go_is_kept(directory, monkeypatch):
     rename = file_io.rename
 
     def tag_before(source: Path, target: Path) -> None:
-        monkeypatch.setattr(retention.file_io, "rename", rename)
+        monkeypatch.setattr(file_io, "rename", rename)
         with monkeypatch.context() as unlocked:
             unlocked.setattr(CheckpointDirectory, "exclusive", lambda _: nullcontext(True))
             move_ref(directory, "prod", 1)
         rename(source, target)
 
-    monkeypatch.setattr(retention.file_io, "rename", tag_before)
+    monkeypatch.setattr(file_io, "rename", tag_before)
     assert collect_garbage(directory, [KeepNewest(1)]).manifests == (2,)
     assert directory.numbers() == [1, 3]
 

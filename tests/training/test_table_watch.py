@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from embedps.checkpoint.format.row_hashes import row_hashes, shards_of
 from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME
 from embedps.run.summary import read_json
 from embedps.tables import SizeLimit
 from embedps.tables.byte_limits import ServerLimit
-from embedps.tables.row_hashes import row_hashes, shards_of
 from embedps.training.growth import Forecast, Growth, forecast_memory, hours_until
 from embedps.training.table_report import points, texts
 from embedps.training.table_watch import TableWatch

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from embedps import constants
-from embedps.checkpoint.chain import extend
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.evicted_directory import EvictedDirectory, EvictedFile
-from embedps.checkpoint.format.manifest import VERSION, FileEntry, Manifest, SaveSet
-from embedps.checkpoint.lease import LeaseRenewer
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
+from embedps.checkpoint.tools.own_delta import (
+    changing,
+    commit_delta,
+    make_records,
+    row_file_schema,
+)
 from embedps.checkpoint.tools.replay import Partition, make_partitions
 from embedps.config_fields import check, option
-from embedps.errors import CheckpointError, DirectoryInUseError, UsageError
+from embedps.errors import UsageError
 from embedps.storage import file_io
-from embedps.storage.file_lock import RUN_LOCK_NAME, check_locks, locked
 
 WORK_NAME = "evicting"
 
@@ -93,32 +94,13 @@ def evict(
       CheckpointError: the directory has no manifest, or a file cannot be written.
       CorruptCheckpointError: a file is not what its manifest says. Nothing was committed.
     """
-    check_locks(directory.path, "evict")
     work = directory.path / WORK_NAME
-    with (
-        locked(directory.path / RUN_LOCK_NAME, wait=False) as held,
-        LeaseRenewer(directory, holder="eviction") as lease,
-    ):
-        if not held:
-            raise DirectoryInUseError(
-                f"{directory.path} is in use by a run, which evicts by the policies of its tables: "
-                "end it first"
-            )
-        manifest = lease.take_latest()
-        if manifest is None:
-            raise directory.holds_none()
-        names = sorted(each["name"] for each in manifest.tables)
-        if table not in names:
-            raise UsageError(f"--table must be one of {names} but is {table!r}")
+    with changing(directory, "evict", table, work) as manifest:
         kept = None if evicted_rows is None else EvictedDirectory(evicted_rows)
         if kept is not None:
             kept.claim(directory.path)
             kept.remove_after(manifest.save_number)
-        shutil.rmtree(work, ignore_errors=True)
-        try:
-            return _evict(directory, manifest, table, selection, work, kept)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+        return _evict(directory, manifest, table, selection, work, kept)
 
 
 def _evict(
@@ -157,9 +139,8 @@ def _evict(
         since=manifest.save_number,
         files=tuple(entries),
     )
-    return EvictResult(
-        manifest=_commit(directory, manifest, save, work), removed=removed, kept=kept
-    )
+    committed = commit_delta(directory, manifest, save, work)
+    return EvictResult(manifest=committed, removed=removed, kept=kept)
 
 
 def _select(
@@ -177,57 +158,13 @@ def _select(
 
 
 def _write_removals(part: Partition, table: str, ids: np.ndarray, path: Path) -> file_io.Digest:
-    schema = part.schema.append(pa.field("removed", pa.bool_(), nullable=False))
-    schema = schema.with_metadata(part.metadata)
+    schema = row_file_schema(part)
     most = constants.MAX_ROW_FILE_BATCH_ROWS
     with file_io.write_atomically(path) as file:
         with pa.ipc.new_file(file, schema) as writer:
             for first in range(0, len(ids), most):
-                writer.write_batch(_removals(part, table, ids[first : first + most], schema))
+                some = pa.array(ids[first : first + most])
+                removed = pa.array(np.ones(len(some), bool))
+                given = {"id": some, "removed": removed}
+                writer.write_batch(make_records(part, table, schema, given))
         return file.digest
-
-
-def _removals(part: Partition, table: str, ids: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
-    codes = pa.array(np.full(len(ids), part.tables.index(table), np.int16))
-    given = {
-        "table": pa.DictionaryArray.from_arrays(codes, pa.array(part.tables)),
-        "id": pa.array(ids),
-        "removed": pa.array(np.ones(len(ids), bool)),
-    }
-    columns = [
-        given[field.name] if field.name in given else _zeros(field.type, len(ids))
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _zeros(kind: pa.DataType, length: int) -> pa.Array:
-    if pa.types.is_fixed_size_list(kind):
-        values = _zeros(kind.value_type, length * kind.list_size)
-        return pa.FixedSizeListArray.from_arrays(values, type=kind)
-    # `to_pandas_dtype` would import pandas, where it is installed.
-    zeros = pa.py_buffer(bytes(length * kind.bit_width // 8 + 1))
-    return pa.Array.from_buffers(kind, length, [None, zeros])
-
-
-def _commit(directory: CheckpointDirectory, read: Manifest, save: SaveSet, work: Path) -> Manifest:
-    """Commits the newest manifest with the delta at the end of its chain."""
-    with directory.exclusive():
-        newest = directory.latest()
-        if newest is None or newest.save_number != read.save_number:
-            raise CheckpointError(
-                f"{directory.path}: manifest {read.number} must be the newest but another was "
-                "committed: evict again"
-            )
-        folder = directory.path / f"delta-{save.number}"
-        file_io.rename(work / folder.name, folder)
-        file_io.store_of(directory.path).sync_directory(directory.path)
-        manifest = dataclasses.replace(
-            newest,
-            version=VERSION,
-            number=max(save.number, newest.number + 1),
-            wall_time=time.time(),
-            chain=extend(newest.chain, save),
-        )
-        directory.commit(manifest)
-        return manifest

@@ -150,7 +150,7 @@ def rows_by_id(directory: CheckpointDirectory) -> dict[int, dict]:
 def test_it_refuses_a_directory_that_a_run_writes(tmp_path):
     directory = make_run(tmp_path).directory
     lock = RunLock(tmp_path)
-    with pytest.raises(DirectoryInUseError, match="is in use by a run, which evicts by the polic"):
+    with pytest.raises(DirectoryInUseError, match="is in use by a run, which would go on"):
         evict(directory, "C1", Selection(before_step=1))
     lock.release()
     assert evict(directory, "C1", Selection(before_step=1)).removed > 0

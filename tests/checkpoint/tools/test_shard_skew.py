@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from embedps.checkpoint.format.row_hashes import row_hashes, shards_of
 from embedps.checkpoint.tools.shard_skew import find_skew
-from embedps.tables.row_hashes import row_hashes, shards_of
 
 
 def count(ids, num_shards: int, table: str = "C1") -> dict[int, int]:

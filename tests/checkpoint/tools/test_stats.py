@@ -9,10 +9,10 @@ import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import SaveSet
+from embedps.checkpoint.format.row_hashes import row_hashes, shards_of
 from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME, read_run_statistics
 from embedps.checkpoint.tools.stats import read_statistics
-from embedps.tables.row_hashes import row_hashes, shards_of
 from tests.checkpoint.builders import Record, make_manifest, make_run, write_rows
 from tests.checkpoint.readers import newest_of
 from tests.commands import checkpoint_command as main

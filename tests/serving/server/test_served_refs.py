@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -59,6 +60,11 @@ def test_server_follows_its_refs(trained: Path, replay: Replay, dataset: Dataset
         code, said = ask_rest(f"{url}/labels/stable:predict", {"inputs": lists})
         assert code == 400
         assert said.startswith("model 'clicks' has no version label 'stable': its labels are ")
+        with pytest.raises(grpc.RpcError, match="has no version label") as quoted:
+            client.predict(predict_request(part, label="é\n\x1b[31m" * 50_000))
+        assert quoted.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert len(quoted.value.details().encode()) <= 1000
+        assert quoted.value.details().isprintable()
         text = api.metrics.text()
         for ref, number, requests in (("prod", first, 2), ("canary", last, 3)):
             of = f'{{model="clicks",ref="{ref}"}}'

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embedps.tables.row_hashes import row_hashes, shards_of
+from embedps.checkpoint.format.row_hashes import row_hashes, shards_of
 from tests.kernels import twins
 
 IDS = np.array([0, 1, -1, -(2**63), 2**63 - 1, 12345678901234567], np.int64)

@@ -1,0 +1,135 @@
+"""Works on the rows of a run's tables, in its checkpoints: `embedps table get|import DIR`.
+
+Exit code 0: done. 1: a checkpoint is damaged, absent, or has no such row. 2: the command is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from embedps import config_fields
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.lease import LeaseRenewer
+from embedps.checkpoint.refs import manifest_option, number_of
+from embedps.checkpoint.tools.get_rows import get_rows
+from embedps.checkpoint.tools.import_rows import Present, import_rows
+from embedps.checkpoint.tools.row_input import RowInput, ids_of
+from embedps.config_fields import option
+from embedps.console import command_line, flags
+from embedps.console.lines import say
+from embedps.errors import UsageError
+from embedps.features.text_values import fingerprint
+
+
+def main(arguments: Sequence[str], prog: str = "python -m embedps.table") -> int:
+    """Runs one command; returns its exit code."""
+    commands = {name: config.__doc__ or "" for name, (config, _) in _COMMANDS.items()}
+    name = command_line.choose(commands, arguments, prog, __doc__)
+    config, command = _COMMANDS[name]
+    read = flags.read(config, arguments[1:], f"{prog} {name}", config.__doc__)
+    directory = CheckpointDirectory(read.directory)
+    if not directory.path.is_dir():
+        raise UsageError(f"there is no directory {str(directory.path)!r}")
+    with command_line.sigterm_interrupts():
+        return command(directory, read)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableConfig:
+    """Names a table of a model directory, and says what its ids are."""
+
+    directory: str = option(
+        dataclasses.MISSING, "a path, or an s3:// or gs:// URL", metavar="DIR", positional=True
+    )
+    table: str = option(dataclasses.MISSING, "the table", metavar="NAME")
+    text_ids: bool = option(
+        False, "ids are given as texts, as ingestion makes ids of a column of strings"
+    )
+
+    def __post_init__(self) -> None:
+        config_fields.check(self)
+
+    @property
+    def fingerprint(self) -> Callable[[str], int] | None:
+        """What makes an id of a text; None if ids are numbers."""
+        return fingerprint if self.text_ids else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GetConfig(TableConfig):
+    """Prints the rows of ids, a line of JSON for each."""
+
+    id: tuple[str, ...] = option(dataclasses.MISSING, "the ids", metavar="ID", several=True)
+    number: int | str | None = manifest_option(
+        None, "a manifest's number, or a ref; default: newest"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImportConfig(TableConfig):
+    """Gives a table the vectors of a file, while no run trains."""
+
+    input: Path = option(
+        dataclasses.MISSING,
+        "a .parquet or .arrow file with the columns id and embedding, and optimizer slots if it "
+        "has them; a .csv file with the column id and one per float; or a .npy file of the vectors",
+    )
+    ids: Path | None = option(None, "with a .npy file: the .npy file of the ids")
+    present: Present = option(
+        "refuse", "what to do if an id has a row: refuse the import, keep the row or replace it"
+    )
+
+
+def _get(directory: CheckpointDirectory, config: GetConfig) -> int:
+    ids = ids_of(config.id, config.fingerprint)
+    with LeaseRenewer(directory, holder="get", is_needed=False) as lease:
+        if config.number is None:
+            manifest = lease.take_latest()
+        else:
+            number = number_of(directory, config.number)
+            manifest = lease.take(number) or directory.read(number)  # which says what there is
+        if manifest is None:
+            raise directory.holds_none()
+        absent = 0
+        rows = get_rows(directory, manifest, config.table, ids)
+        for text, (number, row) in zip(config.id, rows, strict=True):
+            shown = {"id": number, **({"text": text} if config.text_ids else {})}
+            print(json.dumps(shown | (row.to_pylist()[0] if row else {"absent": True})))
+            absent += row is None
+    return 1 if absent else 0
+
+
+def _import(directory: CheckpointDirectory, config: ImportConfig) -> int:
+    given = RowInput(
+        path=config.input,
+        ids=config.ids,
+        text_ids=config.text_ids,
+        fingerprint=config.fingerprint,
+    )
+    made = import_rows(directory, config.table, given, present=config.present)
+    said = f"{made.present:,} ids had a row"
+    if made.manifest is None:
+        say(f"{directory.path}: no row of {config.table} is new: {said}")
+        return 0
+    slots = f"with {', '.join(made.slots)}" if made.slots else "without optimizer slots"
+    say(
+        f"{directory.path}: manifest {made.manifest.number} with delta-"
+        f"{made.manifest.save_number}: {made.rows:,} rows of {config.table} from {config.input}, "
+        f"{slots}; {said}"
+    )
+    return 0
+
+
+_COMMANDS: dict[str, tuple[type[Any], Callable[[CheckpointDirectory, Any], int]]] = {
+    "get": (GetConfig, _get),
+    "import": (ImportConfig, _import),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -25,7 +25,7 @@ _COMMANDS = {
     "export": "write a SavedModel that TensorFlow Serving loads",
     "serve": "answer requests with a trained model, over gRPC and REST, while it trains on",
     "server": "be one worker or parameter server of a cluster",
-    "table": "look up and import rows of tables, in checkpoints",
+    "table": "look up, import or forget rows of tables, in checkpoints",
     "checkpoint": "inspect, verify, export, compact or compare checkpoints; statistics of tables",
 }
 _DESCRIPTION = """\

@@ -1,6 +1,7 @@
-"""Works on the rows of a run's tables, in its checkpoints: `embedps table get|import DIR`.
+"""Works on the rows of a run's tables, in its checkpoints: `embedps table COMMAND DIR`.
 
-Exit code 0: done. 1: a checkpoint is damaged, absent, or has no such row. 2: the command is wrong.
+Exit code 0: done. 1: a checkpoint is damaged or absent, has no such row, or still has what it must
+not have. 2: the command is wrong.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from embedps import config_fields
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.refs import manifest_option, number_of
+from embedps.checkpoint.tools.forget import forget, traces
 from embedps.checkpoint.tools.get_rows import get_rows
 from embedps.checkpoint.tools.import_rows import Present, import_rows
-from embedps.checkpoint.tools.row_input import RowInput, ids_of
+from embedps.checkpoint.tools.row_input import RowInput, ids_of, read_ids
 from embedps.config_fields import option
 from embedps.console import command_line, flags
 from embedps.console.lines import say
@@ -85,6 +87,21 @@ class ImportConfig(TableConfig):
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProveConfig(TableConfig):
+    """Reads every byte that is left, and names the files that have one of the ids."""
+
+    ids: Path = option(dataclasses.MISSING, "a file of ids, one per line")
+    evicted_rows: str | None = option(
+        None, "the run's directory of evicted rows", metavar="EVICTED"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForgetConfig(ProveConfig):
+    """Removes ids from every file, and older manifests, while no run trains."""
+
+
 def _get(directory: CheckpointDirectory, config: GetConfig) -> int:
     ids = ids_of(config.id, config.fingerprint)
     with LeaseRenewer(directory, holder="get", is_needed=False) as lease:
@@ -125,9 +142,35 @@ def _import(directory: CheckpointDirectory, config: ImportConfig) -> int:
     return 0
 
 
+def _forget(directory: CheckpointDirectory, config: ForgetConfig) -> int:
+    ids = read_ids(config.ids, config.fingerprint)
+    made = forget(directory, config.table, ids, evicted_rows=config.evicted_rows)
+    where = "no file had them" if made.manifest is None else f"manifest {made.manifest.number}"
+    say(
+        f"{directory.path}: {len(ids):,} ids of {config.table} are forgotten: {where}: "
+        f"{made.rows:,} rows and counters, {made.evicted:,} evicted rows"
+    )
+    for number, why in made.held.items():
+        say(f"manifest {number} may still have them: {why}: forget again once it does not")
+    return 1 if made.held else 0
+
+
+def _prove_absent(directory: CheckpointDirectory, config: ProveConfig) -> int:
+    ids = read_ids(config.ids, config.fingerprint)
+    found = 0
+    for line in traces(directory, config.table, ids, evicted_rows=config.evicted_rows):
+        found += 1
+        say(line)
+    if not found:
+        say(f"{directory.path}: no file has one of {len(ids):,} ids of {config.table}")
+    return 1 if found else 0
+
+
 _COMMANDS: dict[str, tuple[type[Any], Callable[[CheckpointDirectory, Any], int]]] = {
     "get": (GetConfig, _get),
     "import": (ImportConfig, _import),
+    "forget": (ForgetConfig, _forget),
+    "prove-absent": (ProveConfig, _prove_absent),
 }
 
 

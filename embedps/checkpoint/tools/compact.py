@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +80,7 @@ def compact(directory: CheckpointDirectory) -> CompactResult | None:
         try:
             files = [f for save in manifest.chain for f in (*save.files, *save.admission)]
             directory.check_content(manifest, files)
-            base = _write_base(directory, manifest, work)
+            base = write_base(directory, manifest, work, number=manifest.save_number)
             committed = _commit(directory, manifest, base, work)
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -90,20 +90,35 @@ def compact(directory: CheckpointDirectory) -> CompactResult | None:
     return CompactResult(manifest=committed, base=base, read_bytes=read_bytes)
 
 
-def _write_base(directory: CheckpointDirectory, manifest: Manifest, work: Path) -> SaveSet:
-    number = manifest.save_number
+def write_base(
+    directory: CheckpointDirectory,
+    manifest: Manifest,
+    work: Path,
+    *,
+    number: int,
+    select: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
+) -> SaveSet:
+    """Writes a manifest's rows and counters as a base below `work`.
+
+    Args:
+      directory: of the checkpoint.
+      manifest: whose chain is merged.
+      work: gets what the checkpoint's directory has, by the same relative paths.
+      number: of the base.
+      select: gives what stays of a batch of rows, or of counters.
+    """
     files, admission = [], []
     for part in make_partitions(directory, manifest.chain):
         final = directory.shard_path("base", number, part.group, part.shard, part.num_shards)
         path = directory.relative(final)
-        digest, num_rows = _write_part(part.as_stored(), work / path)
+        digest, num_rows = _write_part(part.as_stored(), work / path, select)
         files.append(FileEntry.of(path, digest, rows=num_rows))
     for part in make_admission_partitions(directory, manifest.chain):
         final = directory.shard_path(
             "base", number, part.group, part.shard, part.num_shards, admission=True
         )
         path = directory.relative(final)
-        digest, num_rows = _write_part(part, work / path)
+        digest, num_rows = _write_part(part, work / path, select)
         admission.append(FileEntry.of(path, digest, rows=num_rows))
     return SaveSet(
         kind="base",
@@ -115,13 +130,15 @@ def _write_base(directory: CheckpointDirectory, manifest: Manifest, work: Path) 
     )
 
 
-def _write_part(part: Partition, path: Path) -> tuple[file_io.Digest, int]:
+def _write_part(
+    part: Partition, path: Path, select: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> tuple[file_io.Digest, int]:
     schema = part.schema.append(pa.field("removed", pa.bool_(), nullable=False))
     schema = schema.with_metadata(part.metadata)
     num_rows = 0
     with file_io.write_atomically(path) as file:
         with pa.ipc.new_file(file, schema) as writer:
-            for batch in _of_full_size(part.rows()):
+            for batch in _of_full_size(map(select, part.rows())):
                 removed = pa.array(np.zeros(batch.num_rows, bool))
                 writer.write_batch(
                     pa.RecordBatch.from_arrays([*batch.columns, removed], schema=schema)

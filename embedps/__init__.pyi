@@ -42,7 +42,12 @@ from .tables.table_options import TableOptions as TableOptions
 from .training.callbacks import Callback as Callback
 from .training.callbacks import EarlyStopping as EarlyStopping
 from .training.callbacks import ReduceLearningRate as ReduceLearningRate
+from .training.callbacks import RunControl as RunControl
 from .training.fit_result import FitResult as FitResult
+from .training.run_events import LostWorker as LostWorker
+from .training.run_events import RecoveryEnd as RecoveryEnd
+from .training.run_events import SavedCheckpoint as SavedCheckpoint
+from .training.run_events import UnitEnd as UnitEnd
 from .training.trainer import Trainer as Trainer
 
 __all__: list[str]

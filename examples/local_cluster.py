@@ -16,10 +16,10 @@ from embedps.models import dlrm
 GOAL = 0.70
 
 
-class StopAtGoal:
+class StopAtGoal(embedps.Callback):
     """Prints each score, and ends the run at the first that is good enough."""
 
-    def on_evaluation(self, run: Any, entry: Mapping[str, Any]) -> None:
+    def on_evaluation(self, run: embedps.RunControl, entry: Mapping[str, Any]) -> None:
         print(f"step {entry['step']}: held-out AUC {entry['auc']:.4f}")
         if entry["auc"] > GOAL:
             run.stop(f"the AUC is above {GOAL}")

@@ -20,6 +20,7 @@ from embedps.cluster.health import HealthMonitor, TaskId, use_own_executor
 from embedps.cluster.interface import Cluster, OnDeath, ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.cluster.variable_placement import VariablePlacement
+from embedps.cluster.worker_losses import WorkerLosses, WorkerNews
 from embedps.console import tf_logging
 from embedps.engine.steps.ways import Place
 from embedps.errors import ClusterError, ServerLostError, UsageError
@@ -111,6 +112,7 @@ class CoordinatorCluster(Cluster):
         self._processes = processes
         self._on_lost = on_lost
         self._calls = CallTracker(wait_secs=wait_secs)
+        self._losses = WorkerLosses()
         self._health = HealthMonitor(
             [(job, index) for job in ("ps", "worker") for index in range(jobs[job])],
             timeout_secs=server_timeout_secs,
@@ -164,6 +166,7 @@ class CoordinatorCluster(Cluster):
                     return  # it was interrupted, and its worker is not lost
                 if _is_of_worker(error):
                     self._calls.count_lost_attempt()
+                    self._losses.lost(worker)
                     cause = None if on_death is None or self._is_closed else on_death()
                     if cause is not None:  # no worker is to try it again
                         call.end(error=cause)
@@ -173,6 +176,7 @@ class CoordinatorCluster(Cluster):
                 call.end(error=error)
             finally:
                 self._calls.stopped(worker)
+            self._losses.works(worker)
             if self._processes is not None:
                 self._processes.unit_ended(worker)
 
@@ -204,6 +208,12 @@ class CoordinatorCluster(Cluster):
         """Returns the workers that cannot be reached or do not answer."""
         tasks = self._health.unresponsive() | self._health.unreachable()
         return {index for job, index in tasks if job == "worker"}
+
+    def worker_news(self) -> list[WorkerNews]:
+        """Returns which workers were lost, or work again, since the last call."""
+        for worker in self.lost_workers():
+            self._losses.lost(worker)
+        return self._losses.take()
 
     def draining(self) -> Set[TaskId]:
         """Returns the servers that got a shutdown notice and wait for `allow_shutdown`."""

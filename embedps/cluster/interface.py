@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from embedps.cluster.health import TaskId
+from embedps.cluster.worker_losses import WorkerNews
 from embedps.engine.steps.interface import UnitFunction
 from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.ways import Place
@@ -160,6 +161,10 @@ class Cluster(abc.ABC):
     def lost_workers(self) -> Set[int]:
         """Returns the workers that cannot be reached or do not answer."""
         return frozenset()
+
+    def worker_news(self) -> list[WorkerNews]:
+        """Returns which workers were lost, or work again, since the last call."""
+        return []
 
     def draining(self) -> Set[TaskId]:
         """Returns the servers that got a shutdown notice and wait for `allow_shutdown`."""

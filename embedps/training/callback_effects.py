@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from embedps.training.callbacks import Callbacks
+from embedps.training.callbacks import Callbacks, Tell
 
 
 class CallbackEffects:
-    """Gives new evaluations to the callbacks, and does what these ask for.
+    """Gives events and new evaluations to the callbacks, and does what these ask for.
 
     Attributes:
       rate_factor: the learning rates are this factor of the config's.
@@ -49,6 +49,15 @@ class CallbackEffects:
     def poll(self, say: Callable[[str], None]) -> None:
         """Gives new evaluations to the callbacks; `say` shows what follows."""
         self._callbacks.poll()
+        self.deliver(say)
+
+    def tell(self, event: Tell) -> None:
+        """Queues an event for `deliver`; for any thread."""
+        self._callbacks.tell(event)
+
+    def deliver(self, say: Callable[[str], None]) -> None:
+        """Gives the events that were told to the callbacks; `say` shows what follows."""
+        self._callbacks.deliver()
         control = self._callbacks.control
         if control.rate_factor != self.rate_factor:
             self.rate_factor = control.rate_factor

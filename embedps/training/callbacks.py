@@ -1,31 +1,37 @@
-"""Callbacks act on evaluations: early stopping, learning-rate reduction, and your own.
+"""Callbacks act on what happens in a run: early stopping, learning-rate reduction, and your own.
 
 A keep policy says which checkpoints stay (`KeepBest` of checkpoint/retention.py goes by scores).
 
-A callback has one method. It is called with each new line of evaluation.jsonl:
+A callback has those methods of Callback that it needs:
 
-    class StopAtGoal:
+    class StopAtGoal(Callback):
         def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
             if (entry["auc"] or 0) > 0.8:
                 run.stop("the AUC is above 0.8")
 
     Trainer(recommender, dataset, config, callbacks=[StopAtGoal()]).fit()
 
+All are called by the client, on the thread that called `fit`. If one raises, the run ends by that
+error, as of its last checkpoint.
+
 On resume, past evaluations are replayed to the callbacks, in order. So a callback stores nothing
-that follows from them.
+that follows from them. Nothing else is replayed.
 """
 
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from embedps.errors import UsageError
 from embedps.run.evaluation_config import EvaluationConfig
 from embedps.run.summary import EvaluationReader
 from embedps.score_names import check_score, is_higher_better
+from embedps.training.fit_result import FitResult
+from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 
 
 class RunControl:
@@ -50,8 +56,11 @@ class RunControl:
         self.rate_factor *= factor
 
 
-class Callback(Protocol):
-    """Acts on evaluations."""
+class Callback:
+    """Acts on what happens in a run. Each method does nothing by default.
+
+    `run` stops the run or scales its learning rates.
+    """
 
     def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
         """Takes an evaluation; called once per evaluation, in the order of the checkpoints.
@@ -61,6 +70,25 @@ class Callback(Protocol):
           entry: number (the checkpoint's), step, examples, auc, logloss, normalized_entropy,
             calibration (a score is None where it is not defined), secs, lag_secs, time.
         """
+
+    def on_unit_end(self, run: RunControl, event: UnitEnd) -> None:
+        """Takes that a unit was trained; called soon after it, in any order of units."""
+
+    def on_checkpoint(self, run: RunControl, event: SavedCheckpoint) -> None:
+        """Takes that a checkpoint was committed."""
+
+    def on_lost_worker(self, run: RunControl, event: LostWorker) -> None:
+        """Takes that a worker was lost; called once until it has ended a unit again."""
+
+    def on_recovered(self, run: RunControl, event: RecoveryEnd) -> None:
+        """Takes that a lost worker is at work again, or the run is after the loss of a server."""
+
+    def on_train_end(self, run: RunControl, result: FitResult) -> None:
+        """Takes the result that `fit` is about to return; a run that fails has none."""
+
+
+Tell: TypeAlias = Callable[[Callback, RunControl], None]
+"""Calls the method of a callback that an event is for."""
 
 
 class Best:
@@ -95,7 +123,7 @@ class Best:
         return better
 
 
-class EarlyStopping:
+class EarlyStopping(Callback):
     """Stops the run after `patience` evaluations in a row without improvement."""
 
     def __init__(self, *, patience: int, metric: str = "auc", min_delta: float = 0.0) -> None:
@@ -114,7 +142,7 @@ class EarlyStopping:
             )
 
 
-class ReduceLearningRate:
+class ReduceLearningRate(Callback):
     """Scales the learning rates after each `patience` evaluations without improvement."""
 
     def __init__(
@@ -162,13 +190,39 @@ def stock(config: EvaluationConfig) -> list[Callback]:
 
 
 class Callbacks:
-    """Gives new lines of a run's evaluation.jsonl to its callbacks. Used by one thread only."""
+    """Gives events and new lines of a run's evaluation.jsonl to its callbacks.
+
+    Used by one thread only, but for `tell`.
+    """
 
     def __init__(self, model_dir: Path, callbacks: Sequence[Callback]) -> None:
+        """Takes the callbacks.
+
+        Raises:
+          UsageError: one is no Callback.
+        """
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise UsageError(
+                    "a callback must be an instance of a subclass of embedps.Callback but is "
+                    f"{callback!r}: write class {type(callback).__name__}(embedps.Callback)"
+                )
         self.control = RunControl()
+        self._waiting: collections.deque[Tell] = collections.deque()
         self._callbacks = list(callbacks)
         self._reader = EvaluationReader(model_dir)
         self.last_number = self.last_step = -1
+
+    def tell(self, event: Tell) -> None:
+        """Queues an event for `deliver`; for any thread."""
+        self._waiting.append(event)
+
+    def deliver(self) -> None:
+        """Calls the callbacks with the events that were told."""
+        while self._waiting:
+            event = self._waiting.popleft()
+            for callback in self._callbacks:
+                event(callback, self.control)
 
     def poll(self) -> list[dict[str, Any]]:
         """Calls the callbacks with the new lines; returns these."""

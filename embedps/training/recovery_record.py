@@ -8,6 +8,7 @@ from typing import Any
 
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.training.lost_progress import LostProgress
+from embedps.training.run_events import RecoveryEnd
 
 
 class RecoveryRecord:
@@ -37,11 +38,15 @@ class RecoveryRecord:
         current = [self._current.record(None)] if self._current else []
         return [*self._records, *current]
 
-    def note_unit(self, say: Callable[[str], None]) -> None:
-        """Takes that a unit is done: the first one completes the recovery, which `say` shows."""
+    def note_unit(self, say: Callable[[str], None]) -> RecoveryEnd | None:
+        """Takes that a unit is done: the first one completes the recovery, which `say` shows.
+
+        Returns that recovery; None if there is none to complete.
+        """
         if self._current is None:
-            return
+            return None
         loss, self._current = self._current, None
         secs = round(time.time() - loss.noticed_at, 1)
         self._records.append(loss.record(secs))
         say(f"recovered: the first unit is done {secs} s after {loss.why}")
+        return RecoveryEnd(why=loss.why, secs=secs, steps=loss.steps, examples=loss.examples)

@@ -110,7 +110,7 @@ class Trainer:
           cluster: where to train. By default it is the one that `config` or TF_CONFIG asks for, and
             `fit` closes it; a cluster that is given stays open.
           recovered_from: the progress that an earlier process lost; this run resumes after it.
-          callbacks: act on evaluations, besides what the config asks for.
+          callbacks: act on what happens, besides what the config asks for.
           keep: which checkpoints stay, besides those that the config asks for.
           on_lost: called on another thread when the cluster cannot go on; by default `fit` raises
             that error.
@@ -295,7 +295,10 @@ class Trainer:
                 measured = self._measure(time.monotonic() - began)
                 self._close_cluster()
                 problem = scoring.wait(self._notices.stop) if self.finished else None
-                return self._write_summary({**measured, "evaluator_problem": problem})
+                result = self._write_summary({**measured, "evaluator_problem": problem})
+                self._effects.tell(lambda callback, run: callback.on_train_end(run, result))
+                self._effects.deliver(lambda text: None)
+                return result
         except (tf.errors.OpError, ServerLostError) as error:
             cause = self._cause(error)
             if cause is not error:

@@ -32,6 +32,7 @@ from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.file_watch import FileWatch
 from embedps.training.last_finite import last_finite
 from embedps.training.recovery_record import RecoveryRecord
+from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 from embedps.training.run_scoring import RunScoring
 from embedps.training.staleness_report import staleness_histograms, staleness_json
 from embedps.training.stop_notices import StopNotices
@@ -164,11 +165,13 @@ class TrainingLoop:
                 # Who resumes would evict and count again what went after the last checkpoint.
                 self._setup.collection.hold_sweeps(True)
                 self._saves.save_last(final=self.finished, stop=stop)
+                self._effects.deliver(line.say)
                 self._notices.release_servers(finished=self._ledger.finished)
                 self._score(line)
                 self._say_deaths(line)
             if self.finished and writer.last is not None and not writer.last.final:
                 self._saves.save_last(final=True, stop=stop)
+                self._effects.deliver(line.say)
 
     def save(self, *, final: bool, rest_secs: float = 0.0) -> Manifest:
         """Writes a checkpoint.
@@ -192,7 +195,7 @@ class TrainingLoop:
                 raise TrainingError(self._not_finite)
             return self._ledger.partially_applied(ledger)
 
-        return self._setup.writer.save(
+        saved = self._setup.writer.save(
             step=self._ledger.steps_done(),
             ledger=ledger,
             partially_applied=partially_applied,
@@ -200,6 +203,9 @@ class TrainingLoop:
             final=final,
             rest_secs=rest_secs,
         )
+        event = SavedCheckpoint.of(saved)
+        self._effects.tell(lambda callback, run: callback.on_checkpoint(run, event))
+        return saved
 
     def count_restarts(self) -> dict[str, int]:
         """Counts how often workers and the evaluator were started again, in all runs."""
@@ -322,8 +328,10 @@ class TrainingLoop:
             if not running:
                 self._saves.wait(_TICK_SECS)
             if self._ledger.num_done > self._first_units:
-                self._recoveries.note_unit(line.say)
+                self._tell_recovery(self._recoveries.note_unit(line.say))
             self._check_cluster()
+            self._tell_losses()
+            self._effects.deliver(line.say)
             if time.monotonic() - polled >= _SLOW_POLL_SECS:
                 polled = time.monotonic()
                 self._poll_slowly(line)
@@ -342,6 +350,21 @@ class TrainingLoop:
             if line.due() or not running:
                 self._show(line, force=not running)
         self._poll_files(line)
+
+    def _tell_losses(self) -> None:
+        """Tells the callbacks which workers were lost, or work again."""
+        for worker, lost_secs in self._cluster.worker_news():
+            if lost_secs is None:
+                self._tell_loss(LostWorker(worker=worker))
+            else:
+                self._tell_recovery(RecoveryEnd(why=f"worker {worker} was lost", secs=lost_secs))
+
+    def _tell_loss(self, event: LostWorker) -> None:
+        self._effects.tell(lambda callback, run: callback.on_lost_worker(run, event))
+
+    def _tell_recovery(self, event: RecoveryEnd | None) -> None:
+        if event is not None:
+            self._effects.tell(lambda callback, run: callback.on_recovered(run, event))
 
     def _poll_slowly(self, line: ProgressLine) -> None:
         """Reads files that change rarely: evaluations, restarts; shows news; lets rows age."""
@@ -435,3 +458,8 @@ class TrainingLoop:
         num_batches = -(-unit.num_rows // self._ledger.batch_rows)
         joint_steps = -(-num_batches // self._cluster.num_workers)
         self.log.add(counts, rows=unit.num_rows, joint_steps=joint_steps)
+        event = UnitEnd(
+            unit=unit,
+            loss=float(counts["loss"]) / max(1.0, float(counts["examples"])),
+        )
+        self._effects.tell(lambda callback, run: callback.on_unit_end(run, event))

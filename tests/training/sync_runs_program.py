@@ -25,7 +25,7 @@ from embedps.engine.recommender import Recommender
 from embedps.scheduling import scheduler
 from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.tables import FeatureSpec, TableSpec
-from embedps.training.callbacks import RunControl
+from embedps.training.callbacks import Callback, RunControl
 from embedps.training.trainer import Trainer
 from tests import every_column, tagged, two_tasks
 from tests.builders import SumModel, dense_of, make_dlrm, make_trainer, write_dataset
@@ -36,7 +36,7 @@ SHORT: dict[str, Any] = {**FIELDS, "batch_size": 32, "unit_rows": 200, "epochs":
 """Units end with steps of one part, and with short batches."""
 
 
-class Noted:
+class Noted(Callback):
     """A user's callback: notes the scores, lowers the rates, and may end the run."""
 
     def __init__(self, stop_at: int = 0) -> None:

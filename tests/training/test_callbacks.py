@@ -1,6 +1,7 @@
 """What acts on evaluations: when a run stops, what its learning rates become, what is kept."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ from embedps.errors import CheckpointError, UsageError
 from embedps.run.summary import append_evaluation, read_evaluations
 from embedps.training.callbacks import (
     Best,
+    Callback,
     Callbacks,
     EarlyStopping,
     ReduceLearningRate,
     RunControl,
 )
+from embedps.training.fit_result import FitResult
+from embedps.training.run_events import SavedCheckpoint, UnitEnd
 from tests.builders import dataset_fixture, latest, make_trainer
 
 dataset = dataset_fixture(evaluation=(700, 433))
@@ -63,7 +67,7 @@ def test_learning_rate_is_reduced_again_and_again():
 def test_lines_reach_callbacks_once_and_in_order_also_those_of_before(tmp_path):
     seen: list[tuple[int, int]] = []
 
-    class Own:
+    class Own(Callback):
         def __init__(self, name: int) -> None:
             self._name = name
 
@@ -179,7 +183,7 @@ def test_learning_rates_of_a_run_are_reduced_and_stay_so_when_it_is_resumed(tmp_
 
 
 def test_own_callback_ends_a_run_at_its_goal(tmp_path, dataset):
-    class Goal:
+    class Goal(Callback):
         def on_evaluation(self, run, entry):
             if entry["examples"] == 1133 and entry["auc"] > 0:
                 run.stop("good enough")
@@ -188,3 +192,65 @@ def test_own_callback_ends_a_run_at_its_goal(tmp_path, dataset):
     summary = trainer.fit().summary
     assert summary["stopped_early"] == "good enough"
     assert summary["units"]["done"] * 9 == summary["units"]["total"]
+
+
+class Notes(Callback):
+    """Notes what it is told, and by which thread."""
+
+    def __init__(self) -> None:
+        self.units: list[UnitEnd] = []
+        self.saved: list[SavedCheckpoint] = []
+        self.ended: list[FitResult] = []
+        self.threads: set[int] = set()
+
+    def on_unit_end(self, run, event):
+        self.units.append(event)
+        self.threads.add(threading.get_ident())
+
+    def on_checkpoint(self, run, event):
+        self.saved.append(event)
+        self.threads.add(threading.get_ident())
+
+    def on_train_end(self, run, result):
+        self.ended.append(result)
+
+
+def test_callbacks_are_told_of_units_checkpoints_and_the_end_of_the_run(tmp_path, dataset):
+    notes = Notes()
+    trainer = make_trainer(dataset, tmp_path, epochs=2, delta_steps=5, callbacks=[notes])
+    units = [unit for epoch in range(2) for unit in trainer.ledger.units_of(epoch)]
+    result = trainer.fit()
+    assert sorted((e.unit for e in notes.units), key=lambda unit: unit.position) == units
+    assert all(0.1 < event.loss < 2 for event in notes.units)
+    numbers = [event.number for event in notes.saved]
+    assert numbers == sorted(set(numbers))
+    assert (notes.saved[0].kind, notes.saved[-1].final) == ("base", True)
+    last, counts = notes.saved[-1], result.summary["checkpoint"]
+    assert (last.number, last.step) == (result.checkpoint, latest(tmp_path).step)
+    kinds = {f"{event.kind}s" for event in notes.saved}
+    for kind in kinds:
+        written = [event.bytes for event in notes.saved if f"{event.kind}s" == kind]
+        assert (len(written), sum(written)) == (counts[kind]["count"], counts[kind]["bytes"])
+    assert notes.ended == [result]
+    assert notes.threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("method", ["on_unit_end", "on_checkpoint", "on_train_end"])
+def test_run_ends_by_the_error_of_a_callback_and_can_go_on(tmp_path, dataset, method):
+    def fail(*_: Any) -> None:
+        raise LookupError("this callback is wrong")
+
+    wrong = type("Wrong", (Callback,), {method: fail})()
+    trainer = make_trainer(dataset, tmp_path, delta_steps=1, callbacks=[wrong])
+    with pytest.raises(LookupError, match="this callback is wrong"):
+        trainer.fit()
+    assert make_trainer(dataset, tmp_path, delta_steps=1).fit().finished
+
+
+def test_what_is_no_callback_is_refused(tmp_path, dataset):
+    class Unit:
+        def on_unit_end(self, run, event):
+            pass
+
+    with pytest.raises(UsageError, match=r"write class Unit\(embedps.Callback\)"):
+        make_trainer(dataset, tmp_path, callbacks=[Unit()])  # type: ignore[list-item]

@@ -149,7 +149,7 @@ def test_scores_of_what_is_rolled_back_do_not_act_on_the_next_run(tmp_path, data
     assert checkpoint_command(["rollback", str(tmp_path), "--to", str(first)]) == 0
     seen: list[int] = []
 
-    class Watcher:
+    class Watcher(embedps.Callback):
         def on_evaluation(self, run, entry):
             seen.append(entry["step"])
 

@@ -1,0 +1,28 @@
+"""What a user's script does with a Trainer on a cluster: see engine_program.py."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.commands import run_program
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("engine")
+    shown = run_program("-m", "tests.training.engine_program", folder, timeout_secs=240)
+    line = next(line for line in shown.splitlines() if line.startswith("found "))
+    result: dict[str, Any] = json.loads(line.removeprefix("found "))
+    return result
+
+
+def test_callbacks_are_told_of_a_worker_that_is_killed_and_of_its_return(found):
+    assert found["lost_worker"] == [
+        "killed",
+        ["lost", 0],
+        ["recovered", "worker 0 was lost", True, 0, 0],
+        ["end", "seen enough"],
+    ]

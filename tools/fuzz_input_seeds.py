@@ -127,7 +127,14 @@ _LEDGER = {
     "attempts": [1],
     "num_attempts": 4,
     "repeated": 1,
-}
+    "columns": [["label", "float"]],
+    "made_of": {
+        "batch_size": 2, "unit_rows": 4, "shuffle": True, "seed": 0, "rows": 9, "files": 1
+    },
+    "visited": {"rows": 8, "steps": 4, "of": 27},
+    "end_step": 9,
+    "stage": {"first_step": 3, "history": [{"visited_rows": 5, "first_step": 0}]},
+}  # fmt: skip
 
 
 def _transforms() -> bytes:

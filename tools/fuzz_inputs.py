@@ -29,8 +29,9 @@ from embedps.pipelines.ingestion.line_parser import LineParser
 from embedps.pipelines.ingestion.quoted_records import Records
 from embedps.pipelines.ingestion.raw_records import RawReader
 from embedps.pipelines.report.profile import make_profile
+from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.event_clock import EventClock
-from embedps.scheduling.ledger import Ledger, LedgerOptions
+from embedps.scheduling.ledger import Ledger
 from tools.fuzz_folders import in_folder, in_memory
 
 TABLE = """

@@ -84,7 +84,8 @@ def admission(data: bytes) -> None:
 
 def ledger(data: bytes) -> None:
     """Resumes from a ledger's state, as a manifest has it."""
-    from embedps.scheduling.ledger import Ledger, LedgerOptions
+    from embedps.scheduling.division import LedgerOptions
+    from embedps.scheduling.ledger import Ledger
 
     try:
         state = json.loads(data)

@@ -34,8 +34,9 @@ from embedps.engine.steps.interface import UnitFunction
 from embedps.engine.unit_functions import make_train_unit
 from embedps.models import dlrm
 from embedps.run.cluster_config import ClusterConfig
+from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.gang_scheduler import GangScheduler
-from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
+from embedps.scheduling.ledger import Ledger, Unit
 from embedps.tables.collection import EmbeddingCollection
 
 _STEPS_PER_UNIT = 16

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from embedps.config_fields import check_text
 from embedps.data.dataset_metadata import (
@@ -30,8 +30,10 @@ from embedps.data.dataset_metadata import (
     read_fields,
 )
 from embedps.data.transforms_digest import difference, read_digest, stored_digest
-from embedps.errors import DatasetError
+from embedps.errors import DatasetError, UsageError
 from embedps.storage.file_io import checksum_file, write_bytes
+
+_T = TypeVar("_T")
 
 FORMAT = "embedps.dataset"
 VERSION = 1
@@ -120,6 +122,43 @@ class Dataset:
             *(label.name for label in self.labels),
             *features,
             *(name for name in others if name),
+        )
+
+    def typed_columns(self) -> list[list[str]]:
+        """Lists the columns, each with its Arrow type."""
+        return [[name, self.schema[name]] for name in self.columns]
+
+    def as_before(self, columns: Sequence[Sequence[str]]) -> Dataset:
+        """Leaves out the features that a dataset of before did not have.
+
+        Args:
+          columns: what `typed_columns` gave of that dataset. Features keep its order.
+
+        Raises:
+          UsageError: a column of before is absent now, or has another type.
+        """
+        for name, kind in columns:
+            if (found := self.schema.get(name) if name in self.columns else "none") != kind:
+                raise UsageError(
+                    f"{self.directory}: column {name!r} has type {found}, the checkpoint was "
+                    f"trained on {kind}: give data with the same columns or more, or start a new "
+                    "model directory"
+                )
+        order = {name: i for i, (name, _) in enumerate(columns)}
+        if list(self.columns) == list(order):
+            return self
+        features = (*(f.name for f in self.numeric), *(f.name for f in self.categorical))
+        digest, learned = self.transforms_digest, self.learned
+        if self.transforms and (new := set(features) - set(order)):
+            digest, learned = read_digest(self.directory / self.transforms, without=new)
+        return replace(
+            self,
+            numeric=_in_order(self.numeric, order, lambda feature: feature.name),
+            categorical=_in_order(self.categorical, order, lambda feature: feature.name),
+            float_lists=_in_order(self.float_lists, order, str),
+            keys=_in_order(self.keys, order, str),
+            transforms_digest=digest,
+            learned=learned,
         )
 
     def split(self, name: str) -> Split:
@@ -305,3 +344,11 @@ def _check_file(dataset: Dataset, file: DataFile) -> None:
     found = stored_digest(metadata.metadata)
     if other := difference(found, dataset.transforms_digest, made_of=str(dataset.directory)):
         raise DatasetError(f"{path}: {other}")
+
+
+def _in_order(
+    found: tuple[_T, ...], order: Mapping[str, int], name_of: Callable[[_T], str]
+) -> tuple[_T, ...]:
+    """Gives those of some names, in their order."""
+    kept = [each for each in found if name_of(each) in order]
+    return tuple(sorted(kept, key=lambda each: order[name_of(each)]))

@@ -8,7 +8,7 @@ in it. `_dataset.json` has it, each shard has it under KEY, and a checkpoint of 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,9 @@ def declared(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _content(node, None) for name, node in _nodes(table).items()}
 
 
-def digest_of(table: Mapping[str, Any], kept: Kept) -> str:
-    """Computes the digest of a fitted table, 16 hex digits; see `declared`."""
+def digest_of(table: Mapping[str, Any], kept: Kept, without: Collection[str] = frozenset()) -> str:
+    """Computes the digest of a fitted table, or of all but some of its features; 16 hex digits."""
+    table = {**table, "feature": [f for f in table["feature"] if f["name"] not in without]}
 
     def ids(file: str) -> str:
         return checksum_bytes(np.ascontiguousarray(kept(file), "<i8").tobytes())
@@ -58,8 +59,10 @@ def learned_features(table: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def read_digest(path: Path) -> tuple[str, tuple[str, ...]]:
+def read_digest(path: Path, without: Collection[str] = frozenset()) -> tuple[str, tuple[str, ...]]:
     """Computes the digest of a stored `_transforms.json`, and lists the features that learned.
+
+    Those of some names may be left out.
 
     Gives an empty digest if the file is absent.
 
@@ -68,7 +71,8 @@ def read_digest(path: Path) -> tuple[str, tuple[str, ...]]:
     """
     try:
         table = json.loads(file_io.read_bytes(path))["table"]
-        return digest_of(table, lambda file: read_ids(path.parent / file)), learned_features(table)
+        digest = digest_of(table, lambda file: read_ids(path.parent / file), without)
+        return digest, tuple(name for name in learned_features(table) if name not in without)
     except FileNotFoundError:
         return "", ()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

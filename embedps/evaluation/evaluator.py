@@ -23,7 +23,8 @@ from embedps.evaluation.example_scores import ExampleScorer, write_scores
 from embedps.evaluation.restored_model import RestoredModel
 from embedps.metrics import ClickScores
 from embedps.run.summary import append_evaluation
-from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
+from embedps.scheduling.division import LedgerOptions
+from embedps.scheduling.ledger import Ledger, Unit
 from embedps.storage.object_store import local_dir
 
 EVAL_BATCH_ROWS = 4096

@@ -13,7 +13,8 @@ from embedps import kernels
 from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
-from embedps.scheduling.ledger import Ledger, LedgerOptions
+from embedps.scheduling.division import LedgerOptions
+from embedps.scheduling.ledger import Ledger
 
 _UNIT_BATCHES = 32
 

@@ -18,7 +18,8 @@ from embedps.data.dataset import Dataset
 from embedps.data.distinct_ids import DistinctSketch
 from embedps.engine.step_model import StepModel
 from embedps.run.config import TrainConfig
-from embedps.scheduling.ledger import Ledger, LedgerOptions
+from embedps.scheduling.division import LedgerOptions
+from embedps.scheduling.ledger import Ledger
 from embedps.splitmix import unmix
 from embedps.tables import ops
 from embedps.tables.batch_ids import flatten_ids

@@ -13,6 +13,7 @@ from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
+from embedps.run.preparation import open_as_trained
 from embedps.run.run_config import RunConfig, read_run
 from embedps.storage.object_store import as_path
 
@@ -94,10 +95,11 @@ def open_run(
         raise UsageError("with a recommender, load needs data: the dataset's directory")
     else:
         found = recommender
+    directory = CheckpointDirectory(path)
     return OpenedRun(
         path=path,
-        dataset=Dataset.open(data),
-        directory=CheckpointDirectory(path),
+        dataset=open_as_trained(data, directory),
+        directory=directory,
         model=found,
         seed=seed,
     )

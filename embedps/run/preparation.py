@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.engine.steps.ways import COLLECTIVES
 from embedps.errors import CheckpointError, UsageError
@@ -23,9 +24,23 @@ def open_dataset(config: TrainConfig) -> Dataset:
       DatasetError: it cannot be read.
       UsageError: the run is to be scored, and the dataset has no rows to score.
     """
-    dataset = Dataset.open(config.data)
+    directory = CheckpointDirectory(as_path(config.model_dir))
+    dataset = open_as_trained(config.data, directory)
     check_dataset(dataset, config)
     return dataset
+
+
+def open_as_trained(data: Path | str, directory: CheckpointDirectory) -> Dataset:
+    """Opens a dataset without the features that the data of the last checkpoint did not have.
+
+    Raises:
+      DatasetError: it cannot be read.
+      UsageError: it lacks a column that the data of the checkpoint had.
+      CheckpointError: the last checkpoint cannot be read.
+    """
+    dataset, last = Dataset.open(data), directory.latest()
+    columns = [] if last is None else last.ledger.get("columns", [])
+    return dataset.as_before(columns) if columns else dataset
 
 
 def check_dataset(dataset: Dataset, config: TrainConfig) -> None:

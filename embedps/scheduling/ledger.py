@@ -4,24 +4,23 @@ A unit is a row range of one file. The seed determines the order of an epoch's u
 each other. A unit's index in the sequence of all epochs is its `position`. If a unit's worker or
 run dies, the unit is attempted again, so every row is visited at least once per epoch. The ledger
 counts all attempts, and counts as repeated those that may visit rows a second time. Even then, a
-server does not apply a step twice: see engine/steps/servers.py.
+server does not apply a step twice: see engine/steps/servers.py. With other data, or other units of
+the same, a stage begins (stage.py): positions count from 0 again, steps go on.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
-import hashlib
 import math
 import threading
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.scheduling.division import Division, LedgerOptions, difference, options_of
+from embedps.scheduling.stage import Stage, before_of, not_visited
 from embedps.scheduling.unit_deaths import UnitDeaths
 
 MAX_STEPS = 2**32  # a row stores the step of its last update in 32 bits
@@ -48,29 +47,12 @@ class Unit:
     seed: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LedgerOptions:
-    """Says how a split is divided into units, and in which order they are visited."""
-
-    split: str = "train"
-    batch_rows: int
-    unit_rows: int
-    shuffle: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.batch_rows < 1 or self.unit_rows < self.batch_rows:
-            raise UsageError(
-                "a unit must hold at least one batch, and a batch at least one row, but got "
-                f"unit_rows={self.unit_rows} and batch_rows={self.batch_rows}"
-            )
-
-
 class Ledger:
     """Hands out units and records their progress; thread-safe.
 
     Attributes:
       grows: whether more units may come when none is left.
+      changes: lines that say what differs from the state that was restored.
     """
 
     grows = False
@@ -93,34 +75,37 @@ class Ledger:
         """
         if epochs < 1:
             raise UsageError(f"epochs must be at least 1 but got {epochs}")
-        self._options = options
+        self._dataset = dataset
         self.deaths = deaths or UnitDeaths()
+        self.changes: tuple[str, ...] = ()
         self._root = f"{dataset.directory.absolute()}/"
-        self._ranges = split_into_ranges(dataset, options)
-        self._fingerprint = _fingerprint(dataset, options)
-        self._made_of = _made_of(dataset, options)
+        self._division = Division(dataset, options)
         self._epochs = epochs
-        if epochs * self.steps_per_epoch >= MAX_STEPS:
-            raise UsageError(
-                f"a run must have fewer than 2^32 steps but {epochs} epochs of "
-                f"{self.steps_per_epoch} are {epochs * self.steps_per_epoch}: use fewer epochs or "
-                "larger batches"
-            )
+        self._enter(Stage(division=self._division))
         self._lock = threading.Lock()
         self._prefix = 0  # all positions below are done
         self._beyond: list[int] = []  # done positions above, sorted
         self._returned: list[int] = []  # given back, to hand out again, sorted
         self._aside: dict[int, int] = {}  # rows by position: done, but without these
         self._again: set[int] = set()  # positions of them that are to do again
-        self._next = 0  # this position and all above were never handed out
+        self._next = 0  # this position and all above were never handed out in this run
+        self._begun_end = 0  # no unit from this position on was begun in runs before
+        self._end = 0  # no step from this number on was taken in runs before, as the last one knew
         self._attempts: dict[int, int] = {}  # attempts over all runs, of units not done
         self._begun: set[int] = set()  # positions that a worker began in this run, and not done
         self._num_attempts = 0
         self._pause: float = math.inf
         self._repeated = 0
-        self._epoch = -1
-        self._order: list[int] = []
-        self._first_steps: list[int] = []
+
+    def _enter(self, stage: Stage) -> None:
+        """Begins a stage; raises UsageError if it has too many steps."""
+        self._stage = stage
+        if stage.first_step + (steps := stage.num_steps(self._epochs)) >= MAX_STEPS:
+            after = f" after {stage.first_step} of earlier stages" if stage.first_step else ""
+            raise UsageError(
+                f"a run must have fewer than 2^32 steps but {self._epochs} epochs of "
+                f"{self.steps_per_epoch} are {steps}{after}: use fewer epochs or larger batches"
+            )
 
     def take_arrived(self) -> list[tuple[list[int], int | None]]:
         """Gives the files that arrived since the last call: their units' first steps, and a time.
@@ -133,32 +118,47 @@ class Ledger:
     @property
     def batch_rows(self) -> int:
         """Returns the rows of a batch; a unit's last batch may have fewer."""
-        return self._options.batch_rows
+        return self._division.options.batch_rows
 
     @property
     def units_per_epoch(self) -> int:
         """Returns the number of units per epoch."""
-        return len(self._ranges)
+        return len(self._division.ranges)
 
     @property
     def num_units(self) -> int:
-        """Returns the number of units of all epochs."""
-        return len(self._ranges) * self._epochs
+        """Returns the number of units of the stage's epochs."""
+        return self._stage.num_units(self._epochs)
 
     @property
     def num_rows(self) -> int:
-        """Returns the number of rows of all epochs."""
+        """Returns the number of rows of all epochs, those that earlier stages visited included."""
         return self.rows_per_epoch * self._epochs
 
-    @functools.cached_property
+    @property
     def rows_per_epoch(self) -> int:
         """Returns the number of rows per epoch."""
-        return sum(rows for _, _, rows in self._ranges)
+        return self._division.rows_per_epoch
 
-    @functools.cached_property
+    @property
     def steps_per_epoch(self) -> int:
         """Returns the training steps per epoch; a unit's last step may have fewer rows."""
-        return sum(-(-rows // self._options.batch_rows) for _, _, rows in self._ranges)
+        return self._division.steps_per_epoch
+
+    @property
+    def first_step(self) -> int:
+        """Returns the number of the stage's first step."""
+        return self._stage.first_step
+
+    @property
+    def first_step_of_rows(self) -> int:
+        """Returns the number of the first step on these rows, in whatever division."""
+        return self._stage.first_step_of_rows
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Lists the stages before this one, oldest first; see `stage.entry_of`."""
+        return [*map(dict, self._stage.history)]
 
     def take(self) -> Unit | None:
         """Hands out the next unit, which is then in progress; puts aside what is set aside.
@@ -194,10 +194,25 @@ class Ledger:
         return f"{unit.path.removeprefix(self._root)}:{unit.first_row}"
 
     def units_of(self, epoch: int) -> list[Unit]:
-        """Lists an epoch's units in order, without handing them out."""
-        first = epoch * len(self._ranges)
+        """Lists the units of an epoch of the stage in order, without handing them out.
+
+        What is left of the division before belongs to the first one.
+        """
+        left, per = len(self._stage.left), self.units_per_epoch
         with self._lock:
-            return [self._unit(first + k) for k in range(len(self._ranges))]
+            return [
+                self._unit(position)
+                for position in range(epoch and left + epoch * per, left + (epoch + 1) * per)
+            ]
+
+    def epoch_at(self, position: int) -> tuple[int, int]:
+        """Gives the first position of a unit's epoch, and how many units the stage has of it."""
+        return self._stage.epoch_at(position)
+
+    def share_at(self, unit: Unit) -> float:
+        """Gives the share of all epochs' rows that is visited in the middle of a unit."""
+        before = min(self._stage.rows_before / self.num_rows, 1.0)
+        return before + (1.0 - before) * (unit.position + 0.5) / self.num_units
 
     def begin(self, unit: Unit) -> None:
         """Records that a worker begins an attempt at a unit; a further attempt is a repeat."""
@@ -220,7 +235,7 @@ class Ledger:
         """Records a unit as done."""
         with self._lock:
             self._mark_done(unit)
-            num_done = self._num_done() - self._num_aside()
+            num_done = self._stage.units_before + self._num_done() - self._num_aside()
         self.deaths.end(unit.position, num_done=num_done)
 
     def put_aside(self, unit: Unit) -> None:
@@ -252,7 +267,7 @@ class Ledger:
 
     @property
     def num_done(self) -> int:
-        """Returns the number of units done over all runs."""
+        """Returns the number of the stage's units done over all runs."""
         with self._lock:
             return self._num_done()
 
@@ -288,22 +303,26 @@ class Ledger:
 
     @property
     def finished(self) -> bool:
-        """Tells whether all units of all epochs are done."""
+        """Tells whether all units of the stage's epochs are done."""
         return self.num_done >= self.num_units
 
     def steps_done(self) -> int:
-        """Returns the number of steps of the units that are done, in any order."""
-        batch = self._options.batch_rows
+        """Returns the number of the next step if the units that are done were done in order."""
         with self._lock:
-            full, partial = self._done_units()
-            return full * self.steps_per_epoch + sum(-(-rows // batch) for rows in partial)
+            return self._stage.first_step + self._sums()[0]
 
     def rows_done(self) -> int:
-        """Returns the number of rows of the units that are done; counts a repeated unit once."""
+        """Returns the rows of the units that are done, in all stages; a repeat does not count."""
         with self._lock:
-            full, partial = self._done_units()
-            aside = sum(self._aside.values())
-            return full * self.rows_per_epoch + sum(partial) - aside
+            earlier = sum(each.get("visited_rows", 0) for each in self._stage.history)
+            return earlier + self._sums()[1]
+
+    def is_of(self, state: Mapping[str, Any]) -> bool:
+        """Tells whether a state is of this stage."""
+        first_step = state.get("stage", {}).get("first_step", 0)
+        return bool(
+            state["dataset"] == self._division.fingerprint and first_step == self._stage.first_step
+        )
 
     def state(self) -> dict[str, Any]:
         """Returns the state that a manifest stores, as JSON values."""
@@ -311,14 +330,20 @@ class Ledger:
             return self._state()
 
     def _state(self) -> dict[str, Any]:
+        stage = self._stage
+        steps, rows = self._sums()
         return {
-            "dataset": self._fingerprint,
-            "made_of": self._made_of,
-            "units_per_epoch": len(self._ranges),
+            "data": self._root.rstrip("/"),
+            "columns": self._dataset.typed_columns(),
+            "dataset": self._division.fingerprint,
+            "made_of": self._division.made_of,
+            "units_per_epoch": self.units_per_epoch,
             "prefix": self._prefix,
             "beyond": list(self._beyond),
+            "visited": {"rows": rows, "steps": steps, "of": self.num_rows - stage.rows_before},
             **self._attempt_fields(sorted(self._begun)),
             **({"set_aside": sorted(self._aside)} if self._aside else {}),
+            **({"stage": stage.to_json()} if stage.history else {}),
         }
 
     def partially_applied(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -344,28 +369,44 @@ class Ledger:
             "attempts": [self._attempts.get(p, 1) for p in positions],
             "num_attempts": self._num_attempts,
             "repeated": self._repeated,
+            **self._end_field(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def _end_field(self) -> dict[str, int]:
+        """Gives the number after the steps of all units that were handed out, for a next stage."""
+        position = max(self._next, self._begun_end)
+        if not position:
+            return {"end_step": self._stage.first_step}
+        last = self._unit(position - 1)
+        end = last.first_step + self._division.options.steps(last.num_rows)
+        return {"end_step": max(self._end, end)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Resumes from a manifest's state; units in progress then will be handed out again.
 
+        A state of other rows, or of other units of these, begins a stage. Other rows must have the
+        same columns or more.
+
         Raises:
-          UsageError: the state is of another dataset, batch size, unit size, shuffle or seed, or
-            of a run that watches a directory.
+          UsageError: the state is of a run that watches a directory and this one does not, or
+            watches it with other data or units; or the run would have too many steps.
+          CorruptCheckpointError: the state contradicts itself.
         """
-        if state["dataset"] != self._fingerprint:
-            raise UsageError(
-                f"{_difference(state, self._state())}: use what it was trained with to resume, or "
-                "start a new model directory"
-            )
+        if state["dataset"] != self._division.fingerprint:
+            self._begin_stage(state)
+            return
         if "watched" in state and not self.grows:
             raise UsageError(
                 "the model directory is of a run that watches a directory: give --watch to go on"
             )
+        self._enter(Stage.restored(self._division, state, self._dataset))
         with self._lock:
             self._prefix = state["prefix"]
             self._beyond = sorted(state["beyond"])
             self._next = self._prefix
+            begun = (*state["beyond"], *state["doing"])
+            self._begun_end = max([self._prefix, *(position + 1 for position in begun)])
+            self._end = state.get("end_step", 0)
             self._begun = set()
             self._attempts = dict(zip(state["doing"], state["attempts"], strict=True))
             self._num_attempts = state["num_attempts"]
@@ -375,6 +416,43 @@ class Ledger:
             again = (u.position for u in aside if not self.deaths.is_aside(self.name_of(u)))
             self._again = set(again)
             self._returned = sorted(self._again)
+
+    def _begin_stage(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state of other rows, or of other units of these."""
+        made, now = state.get("made_of"), self._division.made_of
+        if made is None:  # of earlier checkpoints
+            raise UsageError(
+                "the model directory was trained on other data, or with another batch_size, "
+                "unit_rows, shuffle or seed than this run has, and its checkpoint is too old to "
+                "go on from with these: use what it was trained with, or start a new model "
+                "directory"
+            )
+        options = options_of(made, self._division.options.split)
+        is_same = Division(self._dataset, options).fingerprint == state["dataset"]
+        if "watched" in state or (is_same and self.grows):
+            what = difference(made, now) if is_same else "the data to train on is another"
+            raise UsageError(
+                f"{what}, which a run that watches a directory cannot change: use what it was "
+                "trained with, or start a new model directory"
+            )
+        self._dataset.as_before(state.get("columns", ()))
+        stage = Stage.after(self._division, state)
+        if is_same:
+            stage = stage.taking_over(before_of(state), self._dataset)
+            self._num_attempts = state["num_attempts"]
+            self._repeated = state["repeated"] + len(state["doing"])
+            self.changes = (
+                f"{difference(made, now)}: this holds from the next epoch on, and "
+                f"{len(stage.left)} units are left of the one before",
+            )
+        else:
+            left, data = not_visited(state), state.get("data") or "the data before"
+            rows = f"{left:,} rows" if left else "nothing"
+            self.changes = (
+                f"goes on with other data, {self._root.rstrip('/')}, from step {stage.first_step} "
+                f"on; not visited of {data}: {rows}",
+            )
+        self._enter(stage)
 
     def _mark_done(self, unit: Unit) -> None:
         self._begun.discard(unit.position)
@@ -396,107 +474,21 @@ class Ledger:
         i = bisect.bisect_left(self._beyond, position)
         return i < len(self._beyond) and self._beyond[i] == position
 
-    def _done_units(self) -> tuple[int, list[int]]:
-        """Returns the number of whole epochs done, and the rows of each further unit done."""
-        full, rest = divmod(self._prefix, len(self._ranges))
-        first = full * len(self._ranges)
-        return full, [self._unit(p).num_rows for p in [*range(first, first + rest), *self._beyond]]
+    def _sums(self) -> tuple[int, int]:
+        """Returns the steps and the visited rows of the stage's units that are done."""
+        steps, rows = self._stage.sums(self._prefix, self._beyond)
+        return steps, rows - sum(self._aside.values())
 
     def _unit(self, position: int) -> Unit:
-        epoch, k = divmod(position, len(self._ranges))
-        self._set_epoch(epoch)
-        index = self._order[k]
-        path, first_row, num_rows = self._ranges[index]
+        (path, first_row, num_rows), steps = self._stage.range_at(position)
         return Unit(
             position=position,
             path=path,
             first_row=first_row,
             num_rows=num_rows,
-            first_step=epoch * self.steps_per_epoch + self._first_steps[k],
+            first_step=self._stage.first_step + steps,
             seed=self._seed_of(position),
         )
 
     def _seed_of(self, position: int) -> int:
-        return self._options.seed * 1_000_003 + position
-
-    def _set_epoch(self, epoch: int) -> None:
-        """Computes the order and the first steps of an epoch's units."""
-        if epoch == self._epoch:
-            return
-        order = np.arange(len(self._ranges))
-        if self._options.shuffle:
-            np.random.default_rng([self._options.seed, epoch]).shuffle(order)
-        self._order = order.tolist()
-        batch = self._options.batch_rows
-        steps = [-(-self._ranges[i][2] // batch) for i in self._order]
-        self._first_steps = [0, *np.cumsum(steps)[:-1].tolist()]
-        self._epoch = epoch
-
-
-def split_into_ranges(dataset: Dataset, options: LedgerOptions) -> list[tuple[str, int, int]]:
-    """Splits a split's files into ranges (path, first row, rows) of at most `unit_rows`.
-
-    A range ends at the end of a row group, unless a row group is larger than a unit.
-    """
-    ranges: list[tuple[str, int, int]] = []
-    split = dataset.split(options.split)
-    for file in split.files:
-        path = str(dataset.absolute_path(file))
-        first = 0
-        pending = 0
-        for group in [*file.row_groups, None]:  # None: the file's end
-            if group is None or pending + group > options.unit_rows:
-                for start in range(0, pending, options.unit_rows):
-                    ranges.append((path, first + start, min(options.unit_rows, pending - start)))
-                first += pending
-                pending = 0
-            pending += group or 0
-    if not ranges:
-        raise UsageError(f"{dataset.directory}: split {options.split!r} has no rows")
-    return ranges
-
-
-def _made_of(dataset: Dataset, options: LedgerOptions) -> dict[str, Any]:
-    """Gives what a user can compare of what determines the units, by the user's names."""
-    files = dataset.split(options.split).files
-    return {
-        "batch_size": options.batch_rows,
-        "unit_rows": options.unit_rows,
-        "shuffle": options.shuffle,
-        "seed": options.seed,
-        "rows": sum(file.rows for file in files),
-        "files": len(files),
-    }
-
-
-def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Says in what a checkpoint's units differ from this run's, given the ledgers' states."""
-    before, now = theirs.get("made_of"), ours["made_of"]
-    if not isinstance(before, Mapping):  # of earlier checkpoints
-        counts = [each["units_per_epoch"] for each in (theirs, ours)]
-        units = f" (it has {counts[0]} units per epoch, this run {counts[1]})"
-        return (
-            "the model directory was trained on other data, or with another batch_size, unit_rows, "
-            f"shuffle or seed than this run has{units if counts[0] != counts[1] else ''}"
-        )
-    differing = [name for name in now if name in before and before[name] != now[name]]
-    named = [
-        f"{name} is {now[name]}, the checkpoint has {before[name]}"
-        for name in differing
-        if name not in ("rows", "files")
-    ]
-    if {"rows", "files"} & set(differing):
-        data = [f"{each.get('rows')} rows in {each.get('files')} files" for each in (now, before)]
-        named.append(f"the data to train on has {data[0]}, the checkpoint is of {data[1]}")
-    return "; ".join(named) or (
-        f"the data to train on is not what the checkpoint is of: it has {now['rows']} rows in "
-        f"{now['files']} files too, but other file names or contents"
-    )
-
-
-def _fingerprint(dataset: Dataset, options: LedgerOptions) -> str:
-    """Hashes what determines the sequence of units, but not the dataset's place."""
-    h = hashlib.sha256(repr(options).encode())
-    for file in dataset.split(options.split).files:
-        h.update(f"{file.path} {file.rows} {file.xxh3_64} {file.row_groups}\n".encode())
-    return h.hexdigest()[:32]
+        return self._division.options.seed * 1_000_003 + position

@@ -49,11 +49,14 @@ class UnitDeaths:
     A unit at work has a token, which no other has; a file's units have one name.
     """
 
-    def __init__(self, model_dir: Path | None = None, *, limit: float = math.inf) -> None:
+    def __init__(
+        self, model_dir: Path | None = None, *, rows: str = "", limit: float = math.inf
+    ) -> None:
         """Reads what the last process left; one that is damaged or absent says nothing.
 
         Args:
           model_dir: of the run; None keeps no record.
+          rows: tells the rows from which units are made: a record of others says nothing.
           limit: how many deaths in a row set a unit aside.
         """
         self._path = None if model_dir is None else model_dir / FILE_NAME
@@ -65,7 +68,10 @@ class UnitDeaths:
         self._forgives = False
         self._news: list[str] = []
         self._most_in_a_row = _MAX_IN_A_ROW
+        self._rows = rows
         record = _read(self._path)
+        if record.get("rows", rows) != rows:
+            record = {}
         self._left = _texts(record.get("in_progress"))
         self._deaths = _counts(record.get("deaths"))
         self._set_aside = _counts(record.get("set_aside"))
@@ -227,15 +233,15 @@ class UnitDeaths:
         )
 
     def _text(self) -> str:
-        return json.dumps(
-            {
-                "in_progress": sorted({*self._in_progress.values()}),
-                "deaths": self._deaths,
-                "set_aside": self._set_aside,
-                "in_a_row": self._in_a_row,
-                "most_done": self._most_done,
-            }
-        )
+        content = {
+            "in_progress": sorted({*self._in_progress.values()}),
+            "deaths": self._deaths,
+            "set_aside": self._set_aside,
+            "in_a_row": self._in_a_row,
+            "most_done": self._most_done,
+        }
+        of_rows = {"rows": self._rows} if self._rows and any(content.values()) else {}
+        return json.dumps({**content, **of_rows})
 
     def _write(self) -> None:
         """Writes the record if it changed. It need not survive a power cut, which blames nobody."""

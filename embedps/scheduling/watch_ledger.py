@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import DataFile, Split
 from embedps.errors import CheckpointError, UsageError
 from embedps.scheduling.arrivals import Arrival, Arrivals
-from embedps.scheduling.ledger import MAX_STEPS, Ledger, LedgerOptions, Unit, split_into_ranges
+from embedps.scheduling.division import LedgerOptions, split_into_ranges
+from embedps.scheduling.ledger import MAX_STEPS, Ledger, Unit
 from embedps.scheduling.unit_deaths import UnitDeaths
 
 SPLIT = "watched"
@@ -46,7 +48,6 @@ class WatchLedger(Ledger):
     ) -> None:
         """Takes the dataset, the list of a run's arrivals, and where these are; see Ledger."""
         super().__init__(dataset, options, epochs=epochs, deaths=deaths)
-        self._dataset = dataset
         self._directory = directory
         self._first_arrived = super().num_units
         # (path, first row, rows, first step) of arrived units from position _queue_begins on.
@@ -84,17 +85,17 @@ class WatchLedger(Ledger):
         if not arrival.rows:
             return
         found = dataset_of(arrival, self._dataset, self._directory)
-        ranges = split_into_ranges(found, dataclasses.replace(self._options, split=SPLIT))
+        ranges = split_into_ranges(found, dataclasses.replace(self._division.options, split=SPLIT))
         with self._lock:
             first_steps = []
             for path, first_row, num_rows in ranges:
                 first_steps.append(self._next_step)
                 self._queue.append((path, first_row, num_rows, self._next_step))
-                self._next_step += self._steps(num_rows)
+                self._next_step += self._division.options.steps(num_rows)
                 self._arrived_rows += num_rows
             self._arrived_units += len(ranges)
             self._arrived.append((first_steps, arrival.event_ms))
-            if self._next_step >= MAX_STEPS:
+            if self._stage.first_step + self._next_step >= MAX_STEPS:
                 raise UsageError(
                     "a run must have fewer than 2^32 steps: start a new model directory"
                 )
@@ -104,9 +105,10 @@ class WatchLedger(Ledger):
 
         The first call gives the units of the epochs after the first one too, without a time.
         """
+        begins = self._stage.first_step
         with self._lock:
             arrived, self._arrived = self._arrived, []
-        return arrived
+        return [([begins + each for each in steps], time_ms) for steps, time_ms in arrived]
 
     def has_arrived(self, unit: Unit) -> bool:
         """Tells whether a unit is of a file that arrived, and not of the dataset."""
@@ -157,16 +159,6 @@ class WatchLedger(Ledger):
             self._forget()
         self.deaths.end(unit.position)
 
-    def steps_done(self) -> int:
-        """Returns the number of steps of the units that are done, in any order."""
-        return self._sums()[0]
-
-    def rows_done(self) -> int:
-        """Returns the number of rows of the units that are done; counts a repeated unit once."""
-        with self._lock:
-            aside = self._left_out_rows + sum(self._aside.values())
-        return self._sums()[1] - aside
-
     def state(self) -> dict[str, Any]:
         """Returns the state that a manifest stores, as JSON values.
 
@@ -175,6 +167,8 @@ class WatchLedger(Ledger):
         """
         with self._lock:
             state = self._state()
+            # For a next stage, which it cannot have.
+            del state["data"], state["columns"], state["visited"]
             busy = {*state["beyond"], *state["doing"]}
             paths = [self._range(p)[0] for p in sorted(busy) if p >= self._queue_begins]
             left_out = self._left_out_rows
@@ -186,13 +180,16 @@ class WatchLedger(Ledger):
         }
         return {**state, "watched": watched}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Resumes from a manifest's state, after all files that have arrived were added.
 
         Raises:
           UsageError: the state is of another dataset or division into units, or of more epochs.
           CheckpointError: it has units of files that are not in the list of arrivals.
         """
+        if state["dataset"] != self._division.fingerprint:
+            super().restore(state)
+            return
         last = max([state["prefix"], *(position + 1 for position in state["beyond"])])
         begins = state.get("watched", {}).get("first_unit", self._first_arrived)
         if begins != self._first_arrived or ("watched" not in state and last > begins):
@@ -212,9 +209,6 @@ class WatchLedger(Ledger):
             self._kept = {position: self._range(position) for position in again}
             self._forget()
 
-    def _steps(self, rows: int) -> int:
-        return -(-rows // self._options.batch_rows)
-
     def _range(self, position: int) -> tuple[str, int, int, int]:
         return self._kept.get(position) or self._queue[position - self._queue_begins]
 
@@ -230,7 +224,7 @@ class WatchLedger(Ledger):
             path=path,
             first_row=first_row,
             num_rows=num_rows,
-            first_step=first_step,
+            first_step=self._stage.first_step + first_step,
             seed=self._seed_of(position),
         )
 
@@ -239,19 +233,17 @@ class WatchLedger(Ledger):
         while self._queue and self._queue_begins < self._prefix:
             _, _, num_rows, _ = self._queue.popleft()
             self._queue_begins += 1
-            self._gone_steps += self._steps(num_rows)
+            self._gone_steps += self._division.options.steps(num_rows)
             self._gone_rows += num_rows
 
+    def _end_field(self) -> dict[str, int]:
+        return {}
+
     def _sums(self) -> tuple[int, int]:
-        """Returns the steps and the rows of units that are done."""
-        with self._lock:
-            epochs, rest = divmod(min(self._prefix, self._first_arrived), self.units_per_epoch)
-            first = epochs * self.units_per_epoch
-            singles = [*range(first, first + rest)]
-            singles += range(self._queue_begins, self._prefix)
-            rows = [self._unit(p).num_rows for p in [*singles, *self._beyond]]
-            steps = epochs * self.steps_per_epoch + self._gone_steps
-            return (
-                steps + sum(map(self._steps, rows)),
-                epochs * self.rows_per_epoch + self._gone_rows + sum(rows),
-            )
+        """Returns the steps and the visited rows of the units that are done."""
+        steps, rows = self._stage.sums(min(self._prefix, self._first_arrived), ())
+        singles = [*range(max(self._queue_begins, self._first_arrived), self._prefix)]
+        each = [self._unit(position).num_rows for position in [*singles, *self._beyond]]
+        steps += self._gone_steps + sum(map(self._division.options.steps, each))
+        aside = self._left_out_rows + sum(self._aside.values())
+        return steps, rows + self._gone_rows + sum(each) - aside

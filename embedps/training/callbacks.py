@@ -14,8 +14,9 @@ A callback has those methods of Callback that it needs:
 All are called by the client, on the thread that called `fit`. If one raises, the run ends by that
 error, as of its last checkpoint.
 
-On resume, past evaluations are replayed to the callbacks, in order. So a callback stores nothing
-that follows from them. Nothing else is replayed.
+On resume, past evaluations on the same data are replayed to the callbacks, in order. So a callback
+stores nothing that follows from them. Nothing else is replayed. With other data, callbacks begin
+anew.
 """
 
 from __future__ import annotations
@@ -195,8 +196,10 @@ class Callbacks:
     Used by one thread only, but for `tell`.
     """
 
-    def __init__(self, model_dir: Path, callbacks: Sequence[Callback]) -> None:
-        """Takes the callbacks.
+    def __init__(
+        self, model_dir: Path, callbacks: Sequence[Callback], *, after_step: int = -1
+    ) -> None:
+        """Reads the scores of a run; those up to a step are of earlier data and not given.
 
         Raises:
           UsageError: one is no Callback.
@@ -207,6 +210,7 @@ class Callbacks:
                     "a callback must be an instance of a subclass of embedps.Callback but is "
                     f"{callback!r}: write class {type(callback).__name__}(embedps.Callback)"
                 )
+        self._after_step = after_step
         self.control = RunControl()
         self._waiting: collections.deque[Tell] = collections.deque()
         self._callbacks = list(callbacks)
@@ -232,6 +236,8 @@ class Callbacks:
                 continue  # scored again
             self.last_number, self.last_step = entry["number"], entry["step"]
             new.append(entry)
+            if entry["step"] <= self._after_step:
+                continue
             for callback in self._callbacks:
                 callback.on_evaluation(self.control, entry)
         return new

@@ -75,7 +75,11 @@ class RunScoring:
         """Gives the number of units done at which training pauses to be scored."""
         if self.inline is None:
             return math.inf
-        return self.inline.next_pause(ledger.num_done, ledger.units_per_epoch)
+        return self._pause_after(self.inline, ledger, ledger.num_done)
+
+    def _pause_after(self, inline: InlineEvaluation, ledger: Ledger, done: int) -> int:
+        first, units = ledger.epoch_at(done)
+        return first + inline.next_pause(done - first, units)
 
     def score_at_pause(
         self,
@@ -102,7 +106,7 @@ class RunScoring:
         done = ledger.num_done
         if self.inline is None or last is None or done == 0 or stop.is_set():
             return False
-        at_pause = self.inline.next_pause(done - 1, ledger.units_per_epoch) == done
+        at_pause = self._pause_after(self.inline, ledger, done - 1) == done
         if not at_pause or last.step <= scored_step:
             return False
         found = self.inline.score(self._directory.path, last, stop, check)

@@ -171,7 +171,12 @@ class Trainer:
         setup, asked = self._setup, self._config.evaluation
         self._recoveries = RecoveryRecord(recovered_from, setup.writer.last)
         self._effects = CallbackEffects(
-            Callbacks(setup.directory.path, [*stock(asked), *callbacks]), setup.set_dense_rate
+            Callbacks(
+                setup.directory.path,
+                [*stock(asked), *callbacks],
+                after_step=setup.ledger.first_step_of_rows or -1,
+            ),
+            setup.set_dense_rate,
         )
         inline = None
         if asked.mode == "inline":
@@ -256,13 +261,15 @@ class Trainer:
     def unsaved(self) -> dict[str, Any]:
         """Gives the progress since the last checkpoint, as a LostProgress takes it."""
         last, ledger = self._setup.writer.last, self._setup.ledger
-        done = 0 if last is None else last.ledger["prefix"] + len(last.ledger["beyond"])
+        done, step = 0, ledger.first_step
+        if last is not None and ledger.is_of(last.ledger):
+            done, step = last.ledger["prefix"] + len(last.ledger["beyond"]), last.step
         return {
             "earlier": self._recoveries.all(),
             "checkpoint": None if last is None else last.number,
             "set_aside": len(ledger.deaths.set_aside),
             "units": ledger.num_done - done,
-            "steps": ledger.steps_done() - (0 if last is None else last.step),
+            "steps": ledger.steps_done() - step,
             "examples": ledger.rows_done()
             - (0 if last is None else int(last.progress["examples"])),
         }
@@ -371,6 +378,7 @@ class Trainer:
                 "set_aside": ledger.num_aside,
             },
             "set_aside": ledger.deaths.set_aside,
+            "stages_before": ledger.history,
             "finished": self.finished,
             "stopped_early": self._effects.reason,
             "learning_rate_factor": self._effects.rate_factor,

@@ -43,8 +43,9 @@ from embedps.run.config import TrainConfig
 from embedps.run.eviction_config import EvictionConfig
 from embedps.run.preparation import check_watch
 from embedps.scheduling.arrivals import Arrivals
+from embedps.scheduling.division import LedgerOptions, rows_digest
 from embedps.scheduling.event_clock import EventAges
-from embedps.scheduling.ledger import Ledger, LedgerOptions
+from embedps.scheduling.ledger import Ledger
 from embedps.scheduling.unit_deaths import UnitDeaths
 from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.tables.byte_limits import ServerLimit
@@ -116,7 +117,8 @@ def set_up(
     if last is not None:
         check_ledger(last.ledger, directory.manifest_path(last.number))
         check_transforms(last, dataset.transforms_digest)  # first: it says the most
-        ledger.restore(last.ledger)
+        visited = {"rows": int(last.progress.get("examples", 0)), "steps": last.step}
+        ledger.restore({"visited": visited, **last.ledger})
     asked, steps = config.optimizer, config.cluster
     # First: it divides the CPU, if TensorFlow has not started yet.
     mirrored = make_mirrored_strategy(steps.replicas) if steps.mirrored else None
@@ -178,10 +180,10 @@ def set_up(
     )
     set_dense_rate = cluster.rate_setter(rate_scaler(optimizer))
     examples_before = ledger.rows_done()
-    changes: list[str] = []
+    changes = [*ledger.changes]
     if last is not None:
         check_tables(last, collection.tables, embedding_dim=model.embedding_dim)
-        changes = [*eviction_changes(last, collection), *dtype_changes(last, collection)]
+        changes += [*eviction_changes(last, collection), *dtype_changes(last, collection)]
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)
@@ -266,7 +268,8 @@ def _make_ledger(
     watched = check_watch(config)
     deaths = UnitDeaths()
     if counts_deaths:
-        deaths = UnitDeaths(directory.path, limit=config.max_unit_deaths)
+        rows = rows_digest(dataset, options.split)
+        deaths = UnitDeaths(directory.path, rows=rows, limit=config.max_unit_deaths)
     if watched is None:
         ledger = Ledger(dataset, options, epochs=config.epochs, deaths=deaths)
         deaths.begin_run(num_units=ledger.units_per_epoch)

@@ -23,7 +23,7 @@ from embedps.features.transform_steps import Standardize
 from embedps.features.transforms import Transforms
 from embedps.pipelines import ingest
 from embedps.scheduling.arrivals import Arrivals
-from embedps.scheduling.ledger import LedgerOptions
+from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.training.file_watch import FileWatch
 from tests.builders import TINY_DLRM, make_config, make_trainer, read_split

@@ -9,7 +9,8 @@ import pytest
 
 from embedps.cluster.interface import Cluster, ScheduledCall
 from embedps.metrics import Counts
-from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
+from embedps.scheduling.division import LedgerOptions
+from embedps.scheduling.ledger import Ledger, Unit
 from embedps.scheduling.scheduler import Scheduler
 from embedps.scheduling.unit_deaths import UnitDeaths
 from embedps.scheduling.unit_threads import UnitThreads

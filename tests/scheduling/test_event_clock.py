@@ -9,8 +9,9 @@ from embedps import TrainConfig, Trainer
 from embedps.errors import DatasetError, UsageError
 from embedps.models import dlrm
 from embedps.models._columns import click_recommender
+from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.event_clock import EventAges, EventClock
-from embedps.scheduling.ledger import Ledger, LedgerOptions
+from embedps.scheduling.ledger import Ledger
 from embedps.tables import FeatureSpec, TimeToLive
 from embedps.tables.specs import event_secs_of
 from tests.builders import TINY_DLRM, make_rows, write_dataset

@@ -1,15 +1,21 @@
 """The ledger: every row once per epoch, in an order per epoch, over any number of runs."""
 
+import collections
 import dataclasses
+import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.data.dataset_metadata import Split
-from embedps.errors import UsageError
-from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
-from tests.builders import UNEVEN, make_listed
+from embedps.errors import CorruptCheckpointError, UsageError
+from embedps.scheduling.division import LedgerOptions
+from embedps.scheduling.ledger import Ledger, Unit
+from tests.builders import make_listed
 
 
 def make_ledger(dataset=None, *, epochs=1, **fields):
@@ -132,7 +138,7 @@ def test_a_unit_is_made_without_a_look_at_all_others():
         def __iter__(self):
             raise AssertionError("all units are looked at for one")
 
-    ledger._ranges = Ranges(ledger._ranges)
+    ledger._division.ranges = Ranges(ledger._division.ranges)
     assert ledger.units_of(0) == expected
 
 
@@ -318,33 +324,212 @@ def test_steps_and_rows_done_do_not_depend_on_the_order():
         assert (ledger.steps_done(), ledger.rows_done()) == (steps, rows)
 
 
+# ---- stages ----------------------------------------------------------------------------------
+
+
+def stored(ledger):
+    """A ledger's state as a manifest gives it back."""
+    state = json.loads(json.dumps(ledger.state()))
+    check_ledger(state, Path("m"))
+    return state
+
+
+def test_other_data_begins_a_stage_after_all_steps_that_may_have_been_taken():
+    ledger = make_ledger()
+    units = [begin(ledger) for _ in range(4)]
+    ledger.done(units[0])
+    state = stored(ledger)
+    state |= ledger.partially_applied(state)
+    again = make_ledger()  # a run that was killed once more, before it came as far
+    again.restore(state)
+    again.done(begin(again))
+    state = stored(again)
+    last = units[3].first_step + -(-units[3].num_rows // 10)
+    other = make_listed([(50, 60)], directory="/next")
+    after = make_ledger(other, epochs=2)
+    after.restore(state)
+    visited = units[0].num_rows + units[1].num_rows
+    (line,) = after.changes
+    assert f"from step {last} on; not visited of /data: {again.num_rows - visited:,} rows" in line
+    assert (after.num_done, after.steps_done(), after.rows_done()) == (0, last, visited)
+    assert after.history == [
+        {
+            "data": "/data",
+            "dataset": state["dataset"],
+            "rows": again.num_rows,
+            "visited_rows": visited,
+            "steps": again.steps_done(),
+            "first_step": 0,
+        }
+    ]
+    fresh = take_all(make_ledger(other, epochs=2))
+    rest = take_all(after)
+    assert rest == [dataclasses.replace(u, first_step=last + u.first_step) for u in fresh]
+    assert after.finished
+    assert after.rows_done() == visited + 2 * 110
+    third = make_ledger()  # the first data once more is a stage too
+    third.restore(stored(after))
+    assert "not visited of /next: nothing" in third.changes[0]
+    assert [each["data"] for each in third.history] == ["/data", "/next"]
+    assert third.take().first_step == after.steps_done()
+    resumed = make_ledger()
+    resumed.restore(stored(third))
+    assert (resumed.history, resumed.changes) == (third.history, ())
+    assert resumed.is_of(third.state())
+    assert not resumed.is_of(state)
+
+
+def test_state_of_an_earlier_version_leaves_enough_step_numbers():
+    ledger = make_ledger()
+    for _ in range(3):
+        begin(ledger)
+    state = stored(ledger)
+    used = state.pop("end_step")
+    del state["visited"], state["data"]
+    after = make_ledger(make_listed([(50, 60)]))
+    after.restore(state)
+    assert after.first_step >= used
+    assert after.history[0]["visited_rows"] == 0
+
+
+def test_step_numbers_end_before_those_that_a_row_can_store():
+    state = stored(make_ledger()) | {"end_step": 2**32 - 5}
+    with pytest.raises(UsageError, match=r"fewer than 2\^32 steps .* after 4294967291 of earlier"):
+        make_ledger(make_listed([(50, 60)])).restore(state)
+
+
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        ({"batch_rows": 11}, "^batch_size is 11, the checkpoint has {batch_size}: use"),
-        ({"unit_rows": 99}, "^unit_rows is 99, the checkpoint has {unit_rows}: use"),
-        ({"seed": 1}, "^seed is 1, the checkpoint has {seed}: use"),
-        ({"shuffle": False}, "^shuffle is False, the checkpoint has True: use"),
+        ({"batch_rows": 11}, "^batch_size is 11, the checkpoint has {batch_size}: this"),
+        ({"unit_rows": 99}, "^unit_rows is 99, the checkpoint has {unit_rows}: this"),
+        ({"seed": 1}, "^seed is 1, the checkpoint has {seed}: this"),
+        ({"shuffle": False}, "^shuffle is False, the checkpoint has True: this"),
         (
             {"seed": 1, "batch_rows": 11},
-            "^batch_size is 11, .* has {batch_size}; seed is 1, the checkpoint has {seed}: use",
+            "^batch_size is 11, .* has {batch_size}; seed is 1, the checkpoint has {seed}: this",
         ),
-        (
-            {"dataset": make_listed(UNEVEN[:-1])},
-            r"^the data to train on has \d+ rows in \d files, .* {rows} rows in {files} files: use",
-        ),
-        ({"dataset": make_listed(checksum=1)}, "{rows} rows in {files} files too, but other file"),
     ],
-    ids=["batch", "unit", "seed", "shuffle", "two", "fewer files", "other bytes"],
+    ids=["batch", "unit", "seed", "shuffle", "two"],
 )
-def test_state_of_other_units_is_refused_by_what_differs(other, text):
-    state = make_ledger().state()
-    with pytest.raises(UsageError, match=text.format(**state["made_of"])):
-        make_ledger(**other).restore(state)
+def test_other_units_hold_from_the_next_epoch_on(other, text):
+    ledger = make_ledger(epochs=3)
+    done = [begin(ledger) for _ in range(ledger.units_per_epoch + 5)]
+    for unit in done[:-2]:
+        ledger.done(unit)
+    state = stored(ledger)
+    after = make_ledger(epochs=3, **other)
+    after.restore(state)
+    assert re.match(text.format(**state["made_of"]), after.changes[0])
+    left = [u for u in take_all(make_ledger(epochs=2)) if u not in done[:-2]]
+    assert after.rows_done() == sum(u.num_rows for u in done[:-2])
+    assert after.num_repeated == 2
+    rest = take_all(after)
+    assert [(u.path, u.first_row, u.num_rows) for u in rest[: len(left)]] == [
+        (u.path, u.first_row, u.num_rows) for u in left
+    ]
+    third = take_all(make_ledger(epochs=3, **other))[-after.units_per_epoch :]
+    assert [(u.path, u.first_row, u.num_rows) for u in rest[len(left) :]] == [
+        (u.path, u.first_row, u.num_rows) for u in third
+    ]
+    assert after.finished
+    assert after.num_rows == after.rows_done()
+    steps = [u.first_step for u in rest]
+    assert steps == sorted(steps)
+    assert steps[0] >= done[-1].first_step + -(-done[-1].num_rows // 10)
+
+
+def test_state_without_options_is_refused_with_other_units():
+    state = stored(make_ledger())
     del state["made_of"]  # as earlier versions wrote it
     with pytest.raises(UsageError, match="on other data, or with another batch_size, unit_rows"):
-        make_ledger(**other).restore(state)
+        make_ledger(seed=1).restore(state)
     make_ledger().restore(state)
+
+
+def test_a_schedule_goes_on_with_other_units():
+    ledger = make_ledger(epochs=2)
+    for _ in range(ledger.units_per_epoch + 3):
+        ledger.done(begin(ledger))
+    share = ledger.rows_done() / ledger.num_rows
+    after = make_ledger(epochs=2, unit_rows=50)
+    after.restore(stored(ledger))
+    units = [after.take() for _ in range(after.num_units)]
+    shares = [after.share_at(u) for u in units]
+    assert shares == sorted(shares)
+    assert share < shares[0] < share + 0.1
+    assert 0.95 < shares[-1] < 1
+    assert [after.epoch_at(u.position) for u in units] == [(0, len(units))] * len(units)
+
+
+def test_corrupt_stage_is_named():
+    ledger = make_ledger()
+    ledger.done(begin(ledger))
+    after = make_ledger(seed=1)
+    after.restore(stored(ledger))
+    state = stored(after)
+    state["stage"]["before"]["dataset"] = "0"
+    with pytest.raises(CorruptCheckpointError, match=r"stage\.before must be of the rows"):
+        make_ledger(seed=1).restore(state)
+    for stage in ([], {"first_step": 2**32}, {"history": [3]}, {"before": {}}):
+        with pytest.raises(CorruptCheckpointError, match=r"'ledger\.stage': expected"):
+            check_ledger(state | {"stage": stage}, Path("m"))
+
+
+def note(ledger, units, taken):
+    """Notes which unit takes each step, which is the same one in each attempt."""
+    for unit in units:
+        what = (unit.path, unit.first_row, ledger.first_step)
+        for k in range(-(-unit.num_rows // ledger.batch_rows)):
+            assert taken.setdefault(unit.first_step + k, what) == what
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_row_is_visited_once_an_epoch_over_kills_and_changes(data):
+    """Days of other data, units of other kinds, and kills; step numbers never come again."""
+    visits: collections.Counter = collections.Counter()
+    taken: dict[int, tuple] = {}  # steps of units that were done or are partly in the rows
+    state, saved = None, (collections.Counter(), {})
+    for day in range(3):
+        dataset = make_listed(data.draw(row_groups), checksum=1000 * day, directory=f"/{day}")
+        epochs = data.draw(st.integers(1, 3))
+        for _ in range(data.draw(st.integers(1, 4))):
+            ledger = make_ledger(
+                dataset,
+                epochs=epochs,
+                batch_rows=data.draw(st.integers(1, 30)),
+                unit_rows=data.draw(st.integers(30, 120)),
+                seed=data.draw(st.integers(0, 1)),
+            )
+            if state is not None:
+                ledger.restore(state)
+            visits, taken = saved[0].copy(), dict(saved[1])
+            for _ in range(data.draw(st.integers(0, 25))):
+                unit = begin(ledger)
+                if unit is None:
+                    break
+                note(ledger, [unit], taken)
+                if data.draw(st.integers(0, 3)):
+                    ledger.done(unit)
+                    visits.update(rows_of([unit]))
+                if data.draw(st.booleans()):
+                    state, saved = stored(ledger), (visits.copy(), dict(taken))
+        ledger = make_ledger(dataset, epochs=epochs)
+        if state is not None:
+            ledger.restore(state)
+        visits, taken = saved[0].copy(), dict(saved[1])
+        rest = take_all(ledger)
+        note(ledger, rest, taken)
+        visits.update(rows_of(rest))
+        assert ledger.finished
+        expected = dict.fromkeys(
+            ((str(dataset.absolute_path(f)), row) for f in dataset.split("train").files
+             for row in range(f.rows)), epochs
+        )  # fmt: skip
+        assert {key: n for key, n in visits.items() if key[0].startswith(f"/{day}/")} == expected
+        assert ledger.rows_done() == sum(visits.values())
+        state, saved = stored(ledger), (visits.copy(), dict(taken))
 
 
 def test_moved_dataset_goes_on():

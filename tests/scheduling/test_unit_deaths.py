@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.errors import CorruptCheckpointError
 from embedps.scheduling.arrivals import Arrival, Arrivals
+from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.gang_scheduler import GangScheduler
-from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
+from embedps.scheduling.ledger import Ledger, Unit
 from embedps.scheduling.scheduler import Scheduler
 from embedps.scheduling.unit_deaths import (
     FILE_NAME,

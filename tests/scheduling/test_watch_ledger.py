@@ -17,7 +17,8 @@ from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.scheduling import arrivals as module
 from embedps.scheduling.arrivals import Arrival, Arrivals
-from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
+from embedps.scheduling.division import LedgerOptions
+from embedps.scheduling.ledger import Ledger, Unit
 from embedps.scheduling.watch_ledger import WatchLedger
 from tests.builders import make_listed
 

@@ -24,7 +24,7 @@ import embedps
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
 from embedps.scheduling.arrivals import Arrival, Arrivals
-from embedps.scheduling.ledger import LedgerOptions
+from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.unit_deaths import UnitDeaths
 from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables import TableSpec, TimeToLive

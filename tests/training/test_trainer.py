@@ -16,7 +16,7 @@ import pytest
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
 from embedps.cluster.embedded import EmbeddedCluster
-from embedps.errors import DatasetError, DimMismatchError, UsageError
+from embedps.errors import DatasetError, DimMismatchError
 from embedps.run.config import TrainConfig
 from embedps.storage.file_lock import RUN_LOCK_NAME
 from embedps.training.trainer import Trainer
@@ -493,12 +493,6 @@ def test_checkpoint_of_another_model_is_refused(dataset, finished, change, messa
     other = make_dlrm(dataset, **change)
     with pytest.raises(DimMismatchError, match=message):
         make_trainer(dataset, finished, recommender=other, seed=3)
-
-
-def test_checkpoint_of_other_data_is_refused(tmp_path, finished):
-    other = write_dataset(tmp_path / "other", seed=1)
-    with pytest.raises(UsageError, match="data to train on has 3000 rows in 2 files, the"):
-        make_trainer(other, finished)
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path):

@@ -12,10 +12,19 @@ from embedps.errors import CorruptCheckpointError
 
 _COUNTS = ("units_per_epoch", "prefix", "num_attempts", "repeated")
 _LISTS = ("beyond", "doing", "attempts")
+_MADE_OF = ("batch_size", "unit_rows", "seed", "rows", "files")
+_MAX_STEPS = 2**32
+_MAX_DIVISIONS = 64
+_NOTHING_BEGUN = {"doing": [], "attempts": [], "num_attempts": 0, "repeated": 0}
 
 
-def check_ledger(ledger: Mapping[str, Any], path: Path) -> None:
+def check_ledger(ledger: Mapping[str, Any], path: Path, *, divisions: int = _MAX_DIVISIONS) -> None:
     """Checks that a run can resume from a manifest's ledger.
+
+    Args:
+      ledger: of the manifest.
+      path: of the manifest.
+      divisions: how many other divisions of the same rows may be nested in it.
 
     Raises:
       CorruptCheckpointError: it cannot; names path, field, expected and found.
@@ -44,6 +53,49 @@ def check_ledger(ledger: Mapping[str, Any], path: Path) -> None:
         _check(path, ledger, "watched", "an object with a first_unit from 0 on", fits)
         fits = is_count(watched.get("left_out_rows", 0))
         _check(path, ledger, "watched", "left_out_rows from 0 on", fits)
+    _check_division(ledger, path)
+    _check_stage(ledger, path, divisions)
+
+
+def _check_division(ledger: Mapping[str, Any], path: Path) -> None:
+    """Checks the fields that tell how a stage goes on from another."""
+    if "made_of" in ledger:
+        made = ledger["made_of"]
+        fits = isinstance(made, Mapping) and all(map(is_count, map(made.get, _MADE_OF)))
+        fits = fits and 1 <= made["batch_size"] <= made["unit_rows"]
+        _check(path, ledger, "made_of", "the options that make units", fits)
+    if "end_step" in ledger:
+        fits = is_count(ledger["end_step"]) and ledger["end_step"] < _MAX_STEPS
+        _check(path, ledger, "end_step", "an integer from 0 to below 2^32", fits)
+    if "columns" in ledger:
+        columns = ledger["columns"]
+        fits = isinstance(columns, list) and all(
+            isinstance(each, list) and [*map(type, each)] == [str, str] for each in columns
+        )
+        _check(path, ledger, "columns", "pairs of a name and a type", fits)
+    if "visited" in ledger:
+        visited = ledger["visited"]
+        fits = isinstance(visited, Mapping) and all(map(is_count, visited.values()))
+        _check(path, ledger, "visited", "counts", fits)
+
+
+def _check_stage(ledger: Mapping[str, Any], path: Path, divisions: int) -> None:
+    stage = ledger.get("stage", {})
+    fits = isinstance(stage, Mapping) and is_count(stage.get("first_step", 0))
+    fits = fits and stage.get("first_step", 0) < _MAX_STEPS
+    _check(path, ledger, "stage", "an object with a first_step from 0 to below 2^32", fits)
+    history = stage.get("history", [])
+    fits = isinstance(history, list) and all(
+        isinstance(each, Mapping)
+        and all(is_count(each.get(name)) for name in ("visited_rows", "first_step"))
+        for each in history
+    )
+    _check(path, ledger, "stage", "a history with counts of rows and steps", fits)
+    if "before" in stage:
+        fits = isinstance(stage["before"], Mapping) and "made_of" in stage["before"]
+        fits = fits and divisions > 0
+        _check(path, ledger, "stage", f"at most {_MAX_DIVISIONS} divisions before", fits)
+        check_ledger({**_NOTHING_BEGUN, **stage["before"]}, path, divisions=divisions - 1)
 
 
 def _check(path: Path, ledger: Mapping[str, Any], name: str, expected: str, fits: bool) -> None:

@@ -25,6 +25,7 @@ from embedps.run.evaluation_config import EvaluationConfig
 from embedps.run.eviction_config import EvictionConfig
 from embedps.run.optimizer_config import OptimizerConfig
 from embedps.run.summary import read_evaluations
+from embedps.run.warm_start_config import WarmStartConfig
 
 DEFAULT_MODEL = "dlrm"
 """The model of a run that names none and is given no recommender."""
@@ -101,6 +102,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     eviction: EvictionConfig = section(EvictionConfig)
     evaluation: EvaluationConfig = section(EvaluationConfig)
+    warm_start: WarmStartConfig = section(WarmStartConfig)
 
     def __post_init__(self) -> None:
         config_fields.check(self)

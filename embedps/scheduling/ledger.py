@@ -314,7 +314,7 @@ class Ledger:
     def rows_done(self) -> int:
         """Returns the rows of the units that are done, in all stages; a repeat does not count."""
         with self._lock:
-            earlier = sum(each.get("visited_rows", 0) for each in self._stage.history)
+            earlier: int = sum(each["visited_rows"] for each in self._stage.history)
             return earlier + self._sums()[1]
 
     def is_of(self, state: Mapping[str, Any]) -> bool:

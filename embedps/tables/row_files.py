@@ -75,7 +75,7 @@ class RowFiles:
         self._shards = range(len(devices)) if own is None else range(own, own + 1)
         self._optimizer_slots = optimizer_slots
         self._write: dict[tuple[str, Encoding], _Write] = {}
-        self._load: Callable[..., tf.Tensor] | None = None
+        self._load: dict[bool, Callable[..., tf.Tensor]] = {}
         self._load_admission: Callable[..., tf.Tensor] | None = None
 
     def write(
@@ -143,7 +143,12 @@ class RowFiles:
             if (kind, encoding) not in self._write:
                 self._write[kind, encoding] = self._make_write(kind, encoding)
 
-    def load(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
+    def load(
+        self,
+        group_files: Mapping[str, Sequence[StoredFile]],
+        *,
+        optimizer_slots: bool | None = None,
+    ) -> int:
         """Loads files of any number of shards; each shard loads its own records.
 
         It finds a table by its name, in whichever group it is now: the numbers that distinguish
@@ -151,6 +156,8 @@ class RowFiles:
 
         Args:
           group_files: by group the files, all of one cut: at most one of them has an id.
+          optimizer_slots: whether the files have them, and they are loaded; new rows have the
+            initial ones otherwise. By default it is what the tables were made for.
 
         Returns:
           How many records it loaded.
@@ -161,11 +168,12 @@ class RowFiles:
             to be read at once (`kMaxWholeFileBytes`).
           DimMismatchError: a file has rows of another shape, or of a group that does not exist.
         """
-        if self._load is None:
-            self._load = self._make_load(
-                kernels.load().embedps_load_rows, optimizer_slots=self._optimizer_slots
+        slots = self._optimizer_slots if optimizer_slots is None else optimizer_slots
+        if slots not in self._load:
+            self._load[slots] = self._make_load(
+                kernels.load().embedps_load_rows, optimizer_slots=slots
             )
-        return self._load_by(self._load, group_files)
+        return self._load_by(self._load[slots], group_files)
 
     def stage(self, cuts: Sequence[Mapping[str, Sequence[StoredFile]]]) -> StagedFiles:
         """Reads, checks and decodes what calls of `load` would load; the rows stay unchanged.

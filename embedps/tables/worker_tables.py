@@ -213,9 +213,15 @@ class _WorkerFiles(RowFiles):
         order = {group.name: g for g, group in enumerate(self._groups)}
         return sorted(files, key=lambda file: (order[file.group], file.shard))
 
-    def load(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
+    def load(
+        self,
+        group_files: Mapping[str, Sequence[StoredFile]],
+        *,
+        optimizer_slots: bool | None = None,
+    ) -> int:
         """Loads this worker's records; all workers call it, and each gets the count of all."""
-        return _sum(self._workers.gather([super().load(group_files)]))
+        loaded = super().load(group_files, optimizer_slots=optimizer_slots)
+        return _sum(self._workers.gather([loaded]))
 
     def load_admission(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
         """Loads this worker's counters; see `load`."""

@@ -150,6 +150,7 @@ class TrainingLoop:
                     f"resumes from checkpoint {writer.last.number}, step {writer.last.step}: "
                     f"{self._ledger.num_done}/{self._ledger.num_units} units are done"
                 )
+            if not self.finished:
                 for change in self._setup.changes:
                     line.say(change)
             self._say_bound(line)
@@ -245,7 +246,7 @@ class TrainingLoop:
     def unit_arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         """Makes the arguments of a unit's training function."""
         asked = self._config.optimizer
-        factor = asked.rate_factor((unit.position + 0.5) / self._ledger.num_units)
+        factor = asked.rate_factor(self._ledger.share_at(unit))
         rate = self._effects.schedule(factor)
         if not self._setup.model.has_row_schedule:
             own = learning_rate_of(self._setup.model.tables)

@@ -54,6 +54,7 @@ from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec, event_secs_of
 from embedps.training.checkpoint_writer import CheckpointWriter
 from embedps.training.evicted_rows import EvictedRowsWriter
+from embedps.training.warm_start import warm_start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,6 +188,15 @@ def set_up(
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)
+    elif config.warm_start.model is not None:
+        changes += warm_start(
+            config.warm_start,
+            directory.path,
+            collection,
+            {**named, **name_optimizer(optimizer, named)},
+            transforms=dataset.transforms_digest,
+            dense_optimizer=kind,
+        )
     if evicted is not None:
         evicted.begin(0 if last is None else last.save_number)
     num_workers = cluster.num_workers if cluster.num_ps else 1

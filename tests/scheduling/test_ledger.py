@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -471,7 +472,8 @@ def test_corrupt_stage_is_named():
     state["stage"]["before"]["dataset"] = "0"
     with pytest.raises(CorruptCheckpointError, match=r"stage\.before must be of the rows"):
         make_ledger(seed=1).restore(state)
-    for stage in ([], {"first_step": 2**32}, {"history": [3]}, {"before": {}}):
+    wrong: list[Any] = [[], {"first_step": 2**32}, {"history": [3]}, {"before": {}}]
+    for stage in wrong:
         with pytest.raises(CorruptCheckpointError, match=r"'ledger\.stage': expected"):
             check_ledger(state | {"stage": stage}, Path("m"))
 
@@ -490,7 +492,8 @@ def test_every_row_is_visited_once_an_epoch_over_kills_and_changes(data):
     """Days of other data, units of other kinds, and kills; step numbers never come again."""
     visits: collections.Counter = collections.Counter()
     taken: dict[int, tuple] = {}  # steps of units that were done or are partly in the rows
-    state, saved = None, (collections.Counter(), {})
+    state: Any = None
+    saved: Any = (collections.Counter(), {})
     for day in range(3):
         dataset = make_listed(data.draw(row_groups), checksum=1000 * day, directory=f"/{day}")
         epochs = data.draw(st.integers(1, 3))

@@ -151,7 +151,7 @@ def test_callbacks_hear_of_the_scores_on_the_same_data_only(tmp_path: Path) -> N
     heard = []
     for day, epochs in ((0, 1), (1, 1), (1, 2)):
         callback = Listens()
-        fields = {"eval": "inline", "epochs": epochs}
+        fields: dict[str, Any] = {"eval": "inline", "epochs": epochs}
         make_trainer(days[day], tmp_path / "m", callbacks=[callback], **fields).fit()
         heard.append(callback.steps)
     (first,), (second,), (again, third) = heard

@@ -1,0 +1,70 @@
+"""The options of a warm start: from whose rows and network a new run begins."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from embedps.config_fields import check, option
+from embedps.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmStartConfig:
+    """Another run whose rows and network a new run begins with. A run that resumes ignores it."""
+
+    model: str | None = option(
+        None,
+        "begin with the rows and the network of another run's newest checkpoint, by name, or of "
+        "its manifest N",
+        flag="from",
+        metavar="MODEL[@N]",
+    )
+    renamed: tuple[str, ...] = option(
+        (),
+        "tables, or variables of the network, that have another name in --from",
+        flag="from_map",
+        metavar="OLD=NEW",
+        several=True,
+    )
+    dims: Literal["refuse", "cut", "pad"] = option(
+        "refuse",
+        "what becomes of tables of another dim in --from: refused; cut, if they have more floats; "
+        "padded with zeros, if they have fewer",
+        flag="from_dims",
+    )
+    optimizer_slots: bool = option(
+        True,
+        "begin with the optimizer's state of --from too, where the optimizer is of the same kind",
+        flag="from_optimizer_slots",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.model is None and self.renamed:
+            raise UsageError("--from-map needs --from MODEL")
+        names = self.names()
+        if len(set(names.values())) < len(names):
+            raise UsageError(f"from_map must give each new name once but got {self.renamed}")
+
+    def names(self) -> Mapping[str, str]:
+        """Gives the new names by the old ones.
+
+        Raises:
+          UsageError: a pair is malformed, or an old name stands twice.
+        """
+        found: dict[str, str] = {}
+        for pair in self.renamed:
+            old, _, new = pair.partition("=")
+            if not old or not new or old in found:
+                raise UsageError(
+                    f"from_map must have pairs OLD=NEW, each OLD once, but got {pair!r}"
+                )
+            found[old] = new
+        return found
+
+    def source(self) -> tuple[str, int | None]:
+        """Gives the other run's directory, and the manifest's number; None is the newest."""
+        path, _, number = (self.model or "").rpartition("@")
+        return (path, int(number)) if path and number.isdecimal() else (self.model or "", None)

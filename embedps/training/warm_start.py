@@ -1,0 +1,302 @@
+"""A warm start: a new run begins with the rows and the network of another run's checkpoint.
+
+Rows go by the names of tables, variables by their names. The rows are written to a file per group
+of the new model, whatever shards and encodings the checkpoint has, and the shards load their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_named
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.format.rows import check_schema, with_tables
+from embedps.checkpoint.lease import LeaseRenewer
+from embedps.checkpoint.tools.replay import make_partitions
+from embedps.engine.model_signature import check_transforms
+from embedps.errors import CheckpointError, DimMismatchError, UsageError
+from embedps.run.warm_start_config import WarmStartConfig
+from embedps.storage import file_io
+from embedps.storage.object_store import as_path
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.groups import TableGroup
+from embedps.tables.row_files import StoredFile
+from embedps.tables.specs import TableSpec
+
+_MAX_NAMES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """A table of the new model that takes the rows of one of the checkpoint."""
+
+    group: TableGroup
+    table: TableSpec
+    slots: bool
+
+
+def warm_start(
+    asked: WarmStartConfig,
+    model_dir: Path,
+    collection: EmbeddingCollection,
+    variables: Mapping[str, tf.Variable],
+    *,
+    transforms: str,
+    dense_optimizer: str,
+) -> tuple[str, ...]:
+    """Loads the rows and the variables that both models have.
+
+    Args:
+      asked: from where, and how.
+      model_dir: of the new run; the shards must see it.
+      collection: the new tables, which are empty.
+      variables: of the new network and its optimizer, by name.
+      transforms: the digest of the new run's data.
+      dense_optimizer: the kind of the new network's optimizer.
+
+    Returns:
+      Lines that say what was taken, what begins fresh and what was left.
+
+    Raises:
+      UsageError: there is no such checkpoint, or it has no name that is to be mapped.
+      DimMismatchError: a table has another dim, or the data has other transforms.
+      CheckpointError: the checkpoint cannot be read.
+    """
+    path, number = asked.source()
+    source = CheckpointDirectory(as_path(path))
+    with LeaseRenewer(source, holder="warm-start", is_needed=False) as lease:
+        try:
+            manifest = lease.take_latest() if number is None else lease.take(number)
+        except CheckpointError as error:
+            raise UsageError(f"--from {asked.model}: {error}") from error
+        if manifest is None:
+            raise UsageError(f"--from {asked.model}: there is no such checkpoint")
+        check_transforms(manifest, transforms)
+        entries = [file for save in manifest.chain for file in save.files]
+        entries += [] if manifest.dense is None else [manifest.dense]
+        source.check_content(manifest, entries)
+        return (
+            f"starts from {source.path}, checkpoint {manifest.number}, step {manifest.step}",
+            *_take_variables(asked, source, manifest, variables, dense_optimizer),
+            *_take_rows(asked, source, manifest, model_dir, collection),
+        )
+
+
+def _take_rows(
+    asked: WarmStartConfig,
+    source: CheckpointDirectory,
+    manifest: Manifest,
+    model_dir: Path,
+    collection: EmbeddingCollection,
+) -> Iterator[str]:
+    targets = _targets(asked, manifest, collection)
+    counts = dict.fromkeys(targets, 0)
+    folder = model_dir / f"warm-start-{os.getpid()}"
+    try:
+        with _Writers(folder) as writers:
+            for part in make_partitions(source, manifest.chain):
+                for batch in part.rows():
+                    codes = batch["table"].indices.to_numpy(zero_copy_only=False)
+                    for code in np.unique(codes).tolist():
+                        name = part.tables[code]
+                        if name not in targets:
+                            continue
+                        mine = batch.filter(pa.array(codes == code))
+                        writers.write(targets[name], mine, part.metadata)
+                        counts[name] += mine.num_rows
+        loaded = sum(
+            collection.files.load({group: [file]}, optimizer_slots=slots)
+            for (group, slots), file in writers.files.items()
+        )
+    finally:
+        if any(counts.values()):
+            file_io.store_of(folder).remove_directory(folder)
+    if loaded != sum(counts.values()):
+        raise CheckpointError(
+            f"--from {asked.model} must give {sum(counts.values())} rows to the shards, but they "
+            f"took {loaded}: run again"
+        )
+    for kind in (True, False):
+        taken = [
+            f"{old}: {counts[old]:,}" if old == target.table.name
+            else f"{old} as {target.table.name}: {counts[old]:,}"
+            for old, target in targets.items()
+            if target.slots == kind
+        ]  # fmt: skip
+        if taken:
+            yield f"rows taken {'with' if kind else 'without'} optimizer slots: {', '.join(taken)}"
+    left = [table["name"] for table in manifest.tables if table["name"] not in targets]
+    yield from _listed("tables left, which this model lacks", left)
+    names = {target.table.name for target in targets.values()}
+    fresh = [table.name for table in collection.tables if table.name not in names]
+    yield from _listed("tables that begin fresh", fresh)
+
+
+def _targets(
+    asked: WarmStartConfig, manifest: Manifest, collection: EmbeddingCollection
+) -> dict[str, _Target]:
+    """Finds, by the names of stored tables, the tables that take their rows."""
+    ours = {table.name: (group, table) for group in collection.groups for table in group.tables}
+    names, targets = asked.names(), {}
+    for stored in manifest.tables:
+        old = stored["name"]
+        group, table = ours.get(names.get(old, old), (None, None))
+        if group is None or table is None:
+            continue
+        dim = table.embedding_dim
+        fits = {"refuse": stored["dim"] == dim, "cut": stored["dim"] >= dim}
+        if not fits.get(asked.dims, stored["dim"] <= dim):
+            raise DimMismatchError(
+                f"table {table.name!r} has {dim} floats per row, {asked.model} has "
+                f"{stored['dim']}: give --from-dims {'cut' if stored['dim'] > dim else 'pad'}, or "
+                "leave the table out by --from-map to a name that the model lacks"
+            )
+        is_same = stored["dim"] == dim and stored["optimizer"]["kind"] == table.optimizer.kind
+        targets[old] = _Target(group, table, asked.optimizer_slots and is_same)
+    return targets
+
+
+class _Writers:
+    """Writes a row file for each group, and for rows with and without optimizer slots.
+
+    Attributes:
+      files: by group and whether they have slots; complete once the block has ended.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._open: dict[tuple[str, bool], tuple[Any, pa.Schema, list[str]]] = {}
+        self.files: dict[tuple[str, bool], StoredFile] = {}
+
+    def __enter__(self) -> _Writers:
+        self._stack.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def write(self, target: _Target, rows: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> None:
+        """Writes rows of one table of a checkpoint, whose floats are decoded."""
+        key = (target.group.name, target.slots)
+        if key not in self._open:
+            tables = [table.name for table in target.group.tables]
+            schema = _schema(rows.schema, target, with_tables(metadata, tables))
+            writer = self._stack.enter_context(self._file(key, schema))
+            self._open[key] = writer, schema, tables
+        writer, schema, tables = self._open[key]
+        n = rows.num_rows
+        code = np.full(n, tables.index(target.table.name), np.int16)
+        columns = {
+            "table": pa.DictionaryArray.from_arrays(pa.array(code), pa.array(tables)),
+            "embedding": _resized(rows["embedding"], target.group.dim),
+            "last_step": pa.array(np.zeros(n, np.uint32)),
+            "removed": pa.array(np.zeros(n, bool)),
+        }
+        arrays = [columns[name] if name in columns else rows[name] for name in schema.names]
+        writer.write_batch(
+            pa.RecordBatch.from_arrays(
+                [a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema
+            )
+        )
+
+    @contextmanager
+    def _file(self, key: tuple[str, bool], schema: pa.Schema) -> Iterator[Any]:
+        path = self._folder / f"{len(self._open)}.arrow"
+        with file_io.write_atomically(path) as file:
+            with pa.ipc.new_file(file, schema) as writer:
+                yield writer
+            digest = file.digest
+        name = str(path.absolute())
+        self.files[key] = StoredFile(name, digest.num_bytes, digest.xxh3_64)
+
+
+def _schema(rows: pa.Schema, target: _Target, metadata: Mapping[bytes, bytes]) -> pa.Schema:
+    """Makes the schema of a group's file, of the schema of a checkpoint's rows."""
+    item = rows.field("embedding").type.value_field
+    slots = rows.names[rows.names.index("embedding") + 1 : rows.names.index("last_step")]
+    dropped = () if target.slots else slots
+    fields = [
+        field.with_type(pa.list_(item, target.group.dim)) if field.name == "embedding" else field
+        for field in rows
+        if field.name not in dropped
+    ]
+    fields.append(pa.field("removed", pa.bool_(), nullable=False))
+    schema = pa.schema(fields, metadata=metadata)
+    check_schema(target.group.name, schema)
+    return schema
+
+
+def _resized(embeddings: pa.FixedSizeListArray, dim: int) -> pa.FixedSizeListArray:
+    """Cuts or pads vectors to so many floats."""
+    width = embeddings.type.list_size
+    if width == dim:
+        return embeddings
+    values = embeddings.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    found = np.zeros([len(values), dim], np.float32)
+    found[:, : min(width, dim)] = values[:, :dim]
+    return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), dim)
+
+
+def _take_variables(
+    asked: WarmStartConfig,
+    source: CheckpointDirectory,
+    manifest: Manifest,
+    variables: Mapping[str, tf.Variable],
+    dense_optimizer: str,
+) -> Iterator[str]:
+    """Assigns the variables that both have, of one shape and dtype; says which."""
+    old_names = {new: old for old, new in asked.names().items()}
+    known = {table["name"] for table in manifest.tables}
+    stored: list[str] = []
+    arrays: dict[str, np.ndarray] = {}
+    if manifest.dense is not None:
+        wanted = {old_names.get(name, name) for name in variables}
+        stored, arrays = read_named(source.file(manifest.dense), wanted)
+    if absent := [old for old in asked.names() if old not in known and old not in stored]:
+        raise UsageError(
+            f"--from-map {absent[0]}={asked.names()[absent[0]]}: {asked.model} has neither a table "
+            f"nor a variable of that name, it has tables {sorted(known)} and variables "
+            f"{[name for name in stored if not name.startswith('optimizer/')]}"
+        )
+    taken, fresh = [], []
+    network = {k: v for k, v in variables.items() if not k.startswith("optimizer/")}
+    for name, variable in network.items():
+        if _assign(variable, arrays.get(old_names.get(name, name))):
+            taken.append(old_names.get(name, name))
+        else:
+            fresh.append(name)
+    same = asked.optimizer_slots and manifest.model.get("dense_optimizer") == dense_optimizer
+    state = 0
+    if same and taken:
+        states = (name for name in variables if name not in network)
+        state = sum(_assign(variables[n], arrays.get(old_names.get(n, n))) for n in states)
+    yield f"variables of the network taken: {len(taken)}, of its optimizer: {state}"
+    yield from _listed("variables that begin fresh", fresh)
+    left = [n for n in stored if n not in taken and not n.startswith("optimizer/")]
+    yield from _listed("variables left", left)
+
+
+def _assign(variable: tf.Variable, array: np.ndarray | None) -> bool:
+    """Assigns a value if it has the variable's shape and dtype; tells whether it has."""
+    ours = (tuple(variable.shape), np.dtype(variable.dtype.as_numpy_dtype))
+    if array is None or (array.shape, array.dtype) != ours:
+        return False
+    variable.assign(array)
+    return True
+
+
+def _listed(what: str, names: Sequence[str]) -> list[str]:
+    more = len(names) - _MAX_NAMES
+    shown = ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return [f"{what}: {shown}"] if names else []

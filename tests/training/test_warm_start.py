@@ -1,0 +1,206 @@
+"""A new run that begins with another run's rows and network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedps
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.tools.replay import stream_table
+from embedps.data.dataset import Dataset
+from embedps.errors import DimMismatchError, UsageError
+from embedps.training.trainer import Trainer
+from tests.builders import dataset_fixture, dense_of, latest, make_config, make_dlrm, make_trainer
+
+dataset = dataset_fixture()
+
+
+def rows_of(model_dir: Path, table: str) -> dict[int, dict[str, Any]]:
+    directory = CheckpointDirectory(model_dir)
+    _, batches = stream_table(directory, latest(model_dir), table)
+    return {row.pop("id"): row for batch in batches for row in batch.to_pylist()}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    """A run's directory, with a base and deltas of three shards."""
+    model_dir = tmp_path_factory.mktemp("source") / "m"
+    for epochs in (1, 2):
+        make_trainer(dataset, model_dir, num_shards=3, epochs=epochs).fit()
+    assert len(latest(model_dir).chain) == 2
+    return model_dir
+
+
+def start(dataset: Dataset, model_dir: Path, recommender: Any = None, **fields: Any) -> Trainer:
+    """A trainer that has begun with another run's rows, and has not trained."""
+    return make_trainer(dataset, model_dir, recommender=recommender, **fields)
+
+
+def save(trainer: Trainer) -> Path:
+    """Saves what a trainer has; returns its directory."""
+    trainer._loop.save(final=False)
+    trainer.close()
+    return trainer._setup.directory.path
+
+
+def said(trainer: Trainer) -> str:
+    return "\n".join(trainer._setup.changes)
+
+
+@pytest.mark.parametrize("num_shards", [1, 4])
+def test_rows_and_network_are_those_of_the_other_run(
+    tmp_path: Path, dataset: Dataset, source: Path, num_shards: int
+) -> None:
+    trainer = start(dataset, tmp_path / "m", num_shards=num_shards, **{"from": str(source)})
+    manifest = latest(source)
+    assert f"starts from {source}, checkpoint {manifest.number}, step" in said(trainer)
+    model_dir = save(trainer)
+    for table in ("C1", "C2", "C3"):
+        expected = rows_of(source, table)
+        assert f"{table}: {len(expected):,}" in said(trainer)
+        found = rows_of(model_dir, table)
+        assert found == {i: row | {"last_step": 0} for i, row in expected.items()}
+    theirs, ours = dense_of(source), dense_of(model_dir)
+    assert theirs.keys() == ours.keys()
+    assert all(np.array_equal(theirs[name], ours[name]) for name in theirs)
+    assert latest(model_dir).step == 0
+    assert not list(model_dir.glob("warm-start-*"))
+    resumed = start(dataset, tmp_path / "m", **{"from": str(tmp_path / "gone")})
+    assert "starts from" not in said(resumed)
+    assert resumed.fit().summary["finished"]
+
+
+def test_slots_stay_behind_if_asked(tmp_path: Path, dataset: Dataset, source: Path) -> None:
+    number = latest(source).number
+    fields = {"from": f"{source}@{number}", "from_optimizer_slots": False}
+    trainer = start(dataset, tmp_path / "m", **fields)
+    assert "without optimizer slots: C1" in said(trainer)
+    assert "of its optimizer: 0" in said(trainer)
+    model_dir = save(trainer)
+    expected, found = rows_of(source, "C2"), rows_of(model_dir, "C2")
+    assert {i: row["embedding"] for i, row in found.items()} == {
+        i: row["embedding"] for i, row in expected.items()
+    }
+    assert {tuple(row["accumulator"]) for row in found.values()} == {(0.0,)}
+    assert max(row["accumulator"][0] for row in expected.values()) > 0
+
+
+def test_another_optimizer_begins_with_its_own_slots(
+    tmp_path: Path, dataset: Dataset, source: Path
+) -> None:
+    other = make_dlrm(dataset, sparse_optimizer="adagrad")
+    trainer = start(dataset, tmp_path / "m", other, **{"from": str(source)})
+    assert "without optimizer slots: C1" in said(trainer)
+    found = rows_of(save(trainer), "C1")
+    assert found.keys() == rows_of(source, "C1").keys()
+    assert {tuple(row["accumulator"]) for row in found.values()} == {(float(np.float32(0.1)),) * 4}
+
+
+def test_another_network_optimizer_and_dtype_begin_with_the_rows(
+    tmp_path: Path, dataset: Dataset, source: Path
+) -> None:
+    other = make_dlrm(dataset, row_dtype="bfloat16")
+    fields = {"from": str(source), "dense_optimizer": "sgd"}
+    trainer = start(dataset, tmp_path / "m", other, **fields)
+    assert "of its optimizer: 0" in said(trainer)
+    model_dir = save(trainer)
+    theirs, ours = dense_of(source), dense_of(model_dir)
+    names = [name for name in ours if not name.startswith("optimizer/")]
+    assert names
+    assert all(np.array_equal(theirs[name], ours[name]) for name in names)
+    expected, found = rows_of(source, "C2"), rows_of(model_dir, "C2")
+    assert found.keys() == expected.keys()
+    for i, row in found.items():
+        np.testing.assert_allclose(row["embedding"], expected[i]["embedding"], rtol=2**-8)
+
+
+def test_other_dims_are_refused_cut_or_padded(
+    tmp_path: Path, dataset: Dataset, source: Path
+) -> None:
+    expected = rows_of(source, "C3")
+    for dim, way in ((2, "cut"), (6, "pad")):
+        other = make_dlrm(dataset, embedding_dim=dim)
+        with pytest.raises(DimMismatchError, match=f"{dim} floats per row, .* has 4: give --from-"):
+            start(dataset, tmp_path / f"no-{dim}", other, **{"from": str(source)})
+        wrong = {"from": str(source), "from_dims": {"cut": "pad", "pad": "cut"}[way]}
+        with pytest.raises(DimMismatchError, match=f"give --from-dims {way}"):
+            start(dataset, tmp_path / f"no-{dim}", other, **wrong)
+        fields = {"from": str(source), "from_dims": way}
+        found = rows_of(save(start(dataset, tmp_path / way, other, **fields)), "C3")
+        assert {i: row["embedding"] for i, row in found.items()} == {
+            i: (row["embedding"] + [0.0] * 6)[:dim] for i, row in expected.items()
+        }
+
+
+def tables(*names: str) -> embedps.Recommender:
+    """A model of its own tables over C1 and C2."""
+    import tensorflow as tf
+
+    class Sums(embedps.ClickModel):
+        def __init__(self) -> None:
+            super().__init__(label="label")
+            features = zip(("C1", "C2"), names, strict=False)
+            self.embeddings = embedps.Embeddings(
+                [
+                    embedps.FeatureSpec(
+                        name=feature,
+                        table=embedps.TableSpec(
+                            name=name, embedding_dim=4, optimizer=embedps.RowwiseAdagrad()
+                        ),
+                    )
+                    for feature, name in features
+                ]
+            )
+            self.out = tf.keras.layers.Dense(1)
+
+        def logits(self, features: Any, *, training: bool) -> Any:
+            found = list(self.embeddings(features).values())
+            return self.out(tf.concat(found, axis=1))[:, 0]
+
+    return embedps.Recommender(build=Sums)
+
+
+def test_what_one_model_lacks_is_left_and_what_it_adds_is_fresh(
+    tmp_path: Path, dataset: Dataset, source: Path
+) -> None:
+    fields: dict[str, Any] = {"from": str(source), "from_map": ["C3=first"]}
+    trainer = start(dataset, tmp_path / "m", tables("first", "second"), **fields)
+    text = said(trainer)
+    assert f"C3 as first: {len(rows_of(source, 'C3')):,}" in text
+    assert "tables left, which this model lacks: C1, C2" in text
+    assert "tables that begin fresh: second" in text
+    assert "variables of the network taken: 0, of its optimizer: 0" in text
+    assert "variables that begin fresh: out/kernel, out/bias" in text
+    trainer.fit()
+    found = rows_of(tmp_path / "m", "first")  # the ids of C1 are some of C3's
+    assert found.keys() == rows_of(source, "C3").keys()
+    assert max(row["last_step"] for row in found.values()) > 0
+
+
+def test_mistakes_are_named(tmp_path: Path, dataset: Dataset, source: Path) -> None:
+    for fields, message in (
+        ({"from": str(tmp_path / "none")}, "there is no such checkpoint"),
+        ({"from": f"{source}@999"}, "999"),
+        ({"from": str(source), "from_map": ["C9=C1"]}, "neither a table nor a variable"),
+        ({"from": str(source), "from_map": ["C9"]}, "pairs OLD=NEW"),
+        ({"from": str(source), "from_map": ["a=b", "c=b"]}, "each new name once"),
+        ({"from_map": ["a=b"]}, "--from-map needs --from"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            start(dataset, tmp_path / "m", **fields)
+
+
+def test_wide_deeps_tables_begin_a_dcn(tmp_path: Path, dataset: Dataset) -> None:
+    fields: dict[str, Any] = {"delta_secs": 1e6}
+    first = Trainer.from_config(make_config(dataset, tmp_path / "w", model="wide_deep", **fields))
+    first.fit()
+    names = {t["name"]: t["dim"] for t in latest(tmp_path / "w").tables}
+    fields |= {"from": str(tmp_path / "w"), "from_dims": "cut", "model": "dcn_v2"}
+    second = Trainer.from_config(make_config(dataset, tmp_path / "d", **fields))
+    assert "C1: " in said(second)
+    assert second.fit().summary["finished"]
+    assert names.keys() >= {"C1", "C2", "C3"}

@@ -170,17 +170,6 @@ def test_bad_lines_are_set_aside_with_file_line_and_reason(tmp_path: Path):
     assert sum(split.rows for split in dataset.splits.values()) == 400
 
 
-def test_cut_gzip_keeps_its_rows_and_is_counted(tmp_path: Path):
-    log = write_log(tmp_path / "logs/a.tsv.gz", make_lines(1000))
-    log.write_bytes(log.read_bytes()[:-5000])
-    dataset = make(log, tmp_path / "out", allow_damaged_files=True)
-    (record,) = [json.loads(line) for line in (tmp_path / "out/_bad_lines.jsonl").open()]
-    rows = sum(split.rows for split in dataset.splits.values())
-    assert "ends early" in record["reason"]
-    assert record["line"] == rows + 1 == dataset.input.lines_read
-    assert 500 < rows < 1000
-
-
 def test_line_of_several_blocks_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("embedps.pipelines.ingestion.line_blocks.MAX_LINE_BYTES", 1000)
     monkeypatch.setattr("embedps.pipelines.ingestion.line_blocks._READ_BYTES", 512)

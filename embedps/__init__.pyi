@@ -4,6 +4,8 @@ from . import errors as errors
 from .checkpoint.follow import follow as follow
 from .cluster.local_cluster import LocalCluster as LocalCluster
 from .data.dataset import Dataset as Dataset
+from .data.dataset_function import DatasetFunction as DatasetFunction
+from .data.dataset_function import describe_dataset as describe_dataset
 from .engine.click_model import ClickModel as ClickModel
 from .engine.recommender import Recommender as Recommender
 from .evaluation.loaded_model import load as load

@@ -21,6 +21,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset, describe_file
+from embedps.data.dataset_function import DatasetSource
 from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.engine.recommender import Recommender
 from embedps.models import dlrm
@@ -238,6 +239,7 @@ def make_trainer(
     recommender: Recommender | None = None,
     cluster: Cluster | None = None,
     callbacks: Sequence[Callback] = (),
+    dataset_fn: DatasetSource | None = None,
     **fields: Any,
 ) -> Trainer:
     """A trainer of a tiny DLRM in this process, unless told otherwise."""
@@ -247,7 +249,7 @@ def make_trainer(
             num_workers=config.cluster.num_workers, num_shards=config.cluster.num_shards or 1
         )
     model = recommender or make_dlrm(dataset)
-    return Trainer(model, dataset, config, cluster, callbacks=callbacks)
+    return Trainer(model, dataset, config, cluster, callbacks=callbacks, dataset_fn=dataset_fn)
 
 
 class Replay:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -25,6 +25,20 @@ class Batch(NamedTuple):
     missing), and all of them under "numerics", float32 [num_rows, columns]; ids, integers and class
     labels int64 [num_rows]; lists of ids ragged int64 [num_rows, None]; lists of floats ragged
     float32 [num_rows, None] (NaN is missing)."""
+
+
+class UnitInput(Protocol):
+    """Reads the batches of units on a worker: from files, or from what a user's function makes."""
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows per batch; a last batch may have fewer."""
+
+    def open(self, path: Any, first_row: Any, num_rows: Any, seed: Any = 0) -> tf.Tensor:
+        """Opens a unit; gives its reader, a resource of the worker."""
+
+    def next(self, reader: tf.Tensor) -> Batch:
+        """Returns a reader's next batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps.console.tf_logging import op_error_text
-from embedps.data.unit_reader import Batch, UnitReader
+from embedps.data.unit_reader import Batch, UnitInput
 from embedps.engine.step_model import StepModel
 from embedps.engine.steps import ways
 from embedps.engine.steps.collectives import CollectiveExchange
@@ -62,7 +63,7 @@ def make_train_unit(
     optimizer: Any,
     collection: EmbeddingCollection,
     strategy: tf.distribute.Strategy,
-    unit_input: UnitReader,
+    unit_input: UnitInput,
     *,
     overlap: bool = False,
     clip: ClipNorms = NO_CLIP,
@@ -216,7 +217,7 @@ def make_train_unit(
 def make_eval_unit(
     model: StepModel,
     collection: EmbeddingCollection,
-    unit_input: UnitReader,
+    unit_input: UnitInput,
 ) -> UnitFunction:
     """Makes the function that scores a unit; it creates no rows and changes no state.
 
@@ -253,6 +254,14 @@ def explain(error: BaseException) -> BaseException:
     wrong = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.InvalidArgumentError
     if isinstance(error, wrong) and ".parquet" in error.message:
         return DatasetError(f"{op_error_text(error.message)}: make the dataset again")
+    said = re.search(r"\[([^]]* of dataset_fn [^]]*)\]", str(getattr(error, "message", "")))
+    if isinstance(error, tf.errors.InvalidArgumentError) and said is not None:
+        return DatasetError(said[1])
+    if isinstance(error, tf.errors.OutOfRangeError):
+        return DatasetError(
+            "dataset_fn must give as many batches per epoch as it says, but its dataset ended "
+            "early: set DatasetFunction(batches=...), or repeat the dataset"
+        )
     if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
         return DatasetError(op_error_text(error.message))
     return error

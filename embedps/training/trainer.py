@@ -15,6 +15,7 @@ from embedps.cluster.interface import Cluster
 from embedps.console import tf_logging
 from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
+from embedps.data.dataset_function import DatasetSource, as_dataset_function
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
 from embedps.errors import ClusterError, DatasetError, ServerLostError, TrainingError, UsageError
@@ -101,6 +102,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         keep: Sequence[KeepPolicy] = (),
         on_lost: Callable[[ClusterError], None] | None = None,
+        dataset_fn: DatasetSource | None = None,
     ) -> None:
         """Makes the cluster, the tables and the network, and restores the last checkpoint.
 
@@ -114,6 +116,9 @@ class Trainer:
           keep: which checkpoints stay, besides those that the config asks for.
           on_lost: called on another thread when the cluster cannot go on; by default `fit` raises
             that error.
+          dataset_fn: gives what the run trains on, instead of the dataset's split: a function of a
+            tf.distribute.InputContext that makes a tf.data.Dataset, or a DatasetFunction. `dataset`
+            declares the columns then (`embedps.describe_dataset`), and has what is scored.
 
         Raises:
           DirectoryInUseError: another run trains in the model directory.
@@ -126,7 +131,8 @@ class Trainer:
         """
         _check_kinds(recommender, dataset, config)
         check_dataset(dataset, config)
-        check_watch(config)
+        if check_watch(config) is not None and dataset_fn is not None:
+            raise UsageError("dataset_fn must not go with --watch, which reads files that arrive")
         self._run = run_of(recommender, config)
         self._run_lock = RunLock(prepare_directory(config))
         self._config = config
@@ -139,7 +145,15 @@ class Trainer:
         self._watched: Cluster | None = None
         try:
             self._cluster = self._choose_cluster(cluster, on_lost or self._note_loss)
-            self._setup = set_up(recommender, dataset, config, self._cluster, keep, run_id=id(self))
+            self._setup = set_up(
+                recommender,
+                dataset,
+                config,
+                self._cluster,
+                keep,
+                run_id=id(self),
+                dataset_fn=as_dataset_function(dataset_fn),
+            )
             self._make_loop(recommender, dataset, recovered_from, callbacks)
         except BaseException as error:
             cause = self._cause(error)
@@ -430,7 +444,8 @@ def _check_kinds(recommender: Any, dataset: Any, config: Any) -> None:
         raise UsageError(
             f"Trainer's dataset must be an embedps.Dataset but got {_kind(dataset)}: write its "
             "rows to files, make a dataset of them by embedps.pipelines.ingest and open it by "
-            "embedps.Dataset.open, or train by the model's fit"
+            "embedps.Dataset.open; or give dataset_fn, with embedps.describe_dataset for its "
+            "columns; or train by the model's fit"
         )
     _check_config(config)
 

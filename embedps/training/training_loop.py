@@ -458,7 +458,8 @@ class TrainingLoop:
             raise TrainingError(self._not_finite)
         num_batches = -(-unit.num_rows // self._ledger.batch_rows)
         joint_steps = -(-num_batches // self._cluster.num_workers)
-        self.log.add(counts, rows=unit.num_rows, joint_steps=joint_steps)
+        rows = int(counts["examples"])  # a dataset_fn's last batch may have fewer
+        self.log.add(counts, rows=rows, joint_steps=joint_steps)
         event = UnitEnd(
             unit=unit,
             loss=float(counts["loss"]) / max(1.0, float(counts["examples"])),

@@ -16,6 +16,8 @@ from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
 from embedps.cluster.replica_devices import make_mirrored_strategy
 from embedps.data.dataset import Dataset
+from embedps.data.dataset_function import DatasetFunction, DatasetReader
+from embedps.data.unit_reader import UnitInput
 from embedps.engine.checkpoint_restore import check_tables, dtype_changes, eviction_changes
 from embedps.engine.dense_optimizer import (
     has_schedule,
@@ -98,6 +100,7 @@ def set_up(
     keep: Sequence[KeepPolicy],
     *,
     run_id: int,
+    dataset_fn: DatasetFunction | None = None,
 ) -> TrainingSetup:
     """Makes the parts of a run and restores the last checkpoint of its model directory.
 
@@ -106,6 +109,7 @@ def set_up(
       cluster: where.
       keep: which checkpoints stay, besides those that the config asks for.
       run_id: tells this run's tables from those of other runs in this process.
+      dataset_fn: what is read instead of the split.
 
     Raises:
       UsageError: the network cannot be trained, or the directory is of another dataset.
@@ -114,15 +118,17 @@ def set_up(
     """
     directory = CheckpointDirectory(config.model_dir)
     last = directory.latest()
-    ledger = _make_ledger(dataset, config, directory, counts_deaths=cluster.leads)
+    asked, steps = config.optimizer, config.cluster
+    # First: it divides the CPU, if TensorFlow has not started yet.
+    mirrored = make_mirrored_strategy(steps.replicas) if steps.mirrored else None
+    rows = {"batch_rows": config.batch_size, "unit_rows": config.unit_rows}
+    divided = dataset if dataset_fn is None else dataset_fn.divide(dataset, **rows)
+    ledger = _make_ledger(divided, config, directory, counts_deaths=cluster.leads)
     if last is not None:
         check_ledger(last.ledger, directory.manifest_path(last.number))
         check_transforms(last, dataset.transforms_digest)  # first: it says the most
         visited = {"rows": int(last.progress.get("examples", 0)), "steps": last.step}
         ledger.restore({"visited": visited, **last.ledger})
-    asked, steps = config.optimizer, config.cluster
-    # First: it divides the CPU, if TensorFlow has not started yet.
-    mirrored = make_mirrored_strategy(steps.replicas) if steps.mirrored else None
     cluster.check_same(0 if last is None else last.number)
     tf.keras.utils.set_random_seed(config.seed)
     with cluster.scope():
@@ -152,6 +158,10 @@ def set_up(
         if last is not None:
             reseed_generators(network, config.seed, last.step)
     _check_byte_limits(config, model.tables)
+    if dataset_fn is not None and event_secs_of(model.tables):
+        raise UsageError(
+            "TimeToLive in event time needs the times of files, which dataset_fn has not: use steps"
+        )
     event_ages = EventAges(dataset, ledger, event_secs_of(model.tables), shuffle=config.shuffle)
     cluster.seed_steps(config.seed)
     collection = cluster.make_tables(
@@ -201,9 +211,20 @@ def set_up(
         evicted.begin(0 if last is None else last.save_number)
     num_workers = cluster.num_workers if cluster.num_ps else 1
     step_logs = StepLogs(collection.container, most_stale=steps.staleness_bound(num_workers))
-    unit_input = model.input(
-        batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
-    )
+    unit_input: UnitInput
+    if dataset_fn is None:
+        unit_input = model.input(
+            batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
+        )
+    else:
+        unit_input = DatasetReader(
+            dataset_fn,
+            model.columns,
+            batch_rows=config.batch_size,
+            label=dataset.label,
+            weight=dataset.weight,
+            remote=cluster.num_ps > 0,
+        )
     train_unit = make_train_unit(
         model,
         optimizer,

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import tensorflow as tf
 
-from embedps.data.unit_reader import Batch, UnitReader
+from embedps.data.unit_reader import Batch, UnitInput
 from embedps.engine.server_optimizer import make_remote_variables
 from embedps.engine.step_model import StepModel
 from embedps.engine.steps.step_logs import StepLogs
@@ -243,7 +243,11 @@ def gradients_of(
 
 
 def next_batch(
-    unit_input: UnitReader, reader: tf.Tensor, model: StepModel, *, training: bool = True
+    unit_input: UnitInput,
+    reader: tf.Tensor,
+    model: StepModel,
+    *,
+    training: bool = True,
 ) -> Batch:
     """Reads the next batch of a unit, prepared for the model."""
     batch = unit_input.next(reader)

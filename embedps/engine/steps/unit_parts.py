@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from embedps.data.unit_reader import UnitReader
+from embedps.data.unit_reader import UnitInput
 
 
 class StepPart(NamedTuple):
@@ -94,7 +94,7 @@ def rank_of_unit(
 
 
 def open_rank(
-    unit_input: UnitReader,
+    unit_input: UnitInput,
     path: tf.Tensor,
     first_row: tf.Tensor,
     num_rows: tf.Tensor,

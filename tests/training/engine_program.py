@@ -12,16 +12,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 import embedps
+from benchmarks.row_visits import visits
 from embedps.cluster.local_cluster import LocalCluster
-from tests.builders import make_trainer, write_dataset
+from tests.builders import MIXED, make_rows, make_trainer, write_dataset
 
 
 class KillsOne(embedps.Callback):
     """Kills a worker at the first unit's end, and stops the run once that is at work again."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: LocalCluster, *, ends_run: bool = True) -> None:
+        self._cluster, self._ends_run = cluster, ends_run
         self.told: list[Any] = []
 
     def on_unit_end(self, run: embedps.RunControl, event: embedps.UnitEnd) -> None:
@@ -34,7 +37,8 @@ class KillsOne(embedps.Callback):
 
     def on_recovered(self, run: embedps.RunControl, event: embedps.RecoveryEnd) -> None:
         self.told.append(["recovered", event.why, event.secs > 0, event.steps, event.examples])
-        run.stop("seen enough")
+        if self._ends_run:
+            run.stop("seen enough")
 
     def on_train_end(self, run: embedps.RunControl, result: embedps.FitResult) -> None:
         self.told.append(["end", result.stopped_early])
@@ -47,11 +51,53 @@ def lost_worker(folder: Path, cluster: LocalCluster) -> list[Any]:
     return callback.told
 
 
+ROWS, EPOCHS = 1600, 6
+
+
+def made_in_memory(folder: Path, cluster: LocalCluster) -> dict[str, Any]:
+    """Two kinds of datasets in memory, in two pipelines, and a worker that is killed."""
+    table = make_rows(ROWS, seed=1)
+    tags = tf.ragged.constant(table["tags"].to_pylist(), dtype=tf.int64)
+    columns = {name: table[name].to_numpy() for name in table.column_names if name != "tags"}
+
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        data = tf.data.Dataset.from_tensor_slices({**columns, "tags": tags})
+        data = data.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return data.batch(64)
+
+    dataset = embedps.describe_dataset(folder / "described", make(tf.distribute.InputContext()))
+    found: dict[str, Any] = {}
+    for resumable in (True, False):
+        model_dir = folder / f"{resumable}"
+        callback = KillsOne(cluster, ends_run=False)
+        made = embedps.DatasetFunction(function=make, batches=13, pipelines=2, resumable=resumable)
+        trainer = make_trainer(
+            dataset,
+            model_dir,
+            cluster=cluster,
+            recommender=MIXED,
+            callbacks=[callback],
+            epochs=EPOCHS,
+            unit_rows=256,
+            dataset_fn=made,
+        )
+        result = trainer.fit()
+        counts = visits(model_dir, ROWS)
+        found[f"{resumable}"] = {
+            "killed": callback.told[:1],
+            "units": [result.units.done, result.units.total],
+            "fewest": int(counts.min()),
+            "examples": result.examples,
+            "visits": int(counts.sum()),
+        }
+    return found
+
+
 def main() -> None:
     directory = Path(sys.argv[1])
     found = {}
     with LocalCluster(num_ps=1, num_workers=2, log_dir=directory / "logs") as cluster:
-        for run in (lost_worker,):
+        for run in (lost_worker, made_in_memory):
             found[run.__name__] = run(directory / run.__name__, cluster)
     print("found", json.dumps(found), flush=True)
     os._exit(0)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.commands import run_program
+from tests.training.engine_program import EPOCHS, ROWS
 
 pytestmark = pytest.mark.multiprocess
 
@@ -26,3 +27,19 @@ def test_callbacks_are_told_of_a_worker_that_is_killed_and_of_its_return(found):
         ["recovered", "worker 0 was lost", True, 0, 0],
         ["end", "seen enough"],
     ]
+
+
+def test_every_batch_of_a_resumable_dataset_is_visited_though_a_worker_is_killed(found):
+    run = found["made_in_memory"]["True"]
+    assert run["killed"] == ["killed"]
+    assert run["units"] == [48, 48]
+    assert run["fewest"] >= EPOCHS
+    assert run["examples"] == EPOCHS * ROWS
+    # Of units that two attempts train, no step is applied twice but the one in progress.
+    assert run["visits"] <= EPOCHS * ROWS + 2 * 64
+
+
+def test_steps_of_a_dataset_that_is_not_resumable_are_all_done_though_a_worker_is_killed(found):
+    run = found["made_in_memory"]["False"]
+    assert (run["killed"], run["units"]) == (["killed"], [48, 48])
+    assert 0 < run["examples"] <= EPOCHS * 26 * 64

@@ -262,6 +262,9 @@ def test_mistakes_get_one_line(tmp_path: Path, history: Path, capsys: Any) -> No
         assert "give another --rest-port" in said
     assert "must have a --name but there are 1 and 2" in complaint(capsys, *flags, "--name", "b")
     assert "--name a is given twice" in complaint(capsys, *flags, *flags)
+    assert "--ref p is given twice" in complaint(capsys, *flags, "--ref", "p", "p")
+    assert "a ref's name must have" in complaint(capsys, *flags, "--ref", "../p")
+    assert "give one of them" in complaint(capsys, *flags, "--ref", "p", "--number", "3")
     assert "letters, digits" in complaint(capsys, "--model-dir", history, "--name", "a/b")
     assert "given together" in complaint(capsys, *flags, "--tls-cert", history / "config.json")
     (tmp_path / "config.json").write_bytes((history / "config.json").read_bytes())

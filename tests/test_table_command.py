@@ -12,8 +12,10 @@ import pytest
 from embedps import table
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Reset, Rows, follow
+from embedps.checkpoint.format.quantize import Encoding
 from embedps.checkpoint.tools import import_rows as importing
 from embedps.checkpoint.tools import replay
+from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.verify import verify
 from embedps.console import command_line
 from embedps.features.text_values import fingerprint
@@ -105,6 +107,20 @@ def test_each_kind_of_file_is_imported(tmp_path, capsys, write):
         assert found[i]["last_step"] == newest_of(directory).step
     assert len(found) == len(before) + len(NEW_IDS)
     assert verify(directory, directory.numbers()).problems == ()
+
+
+@pytest.mark.parametrize("rows", ["bfloat16", "int8", "int4"])
+def test_vectors_keep_their_bits_beside_encoded_rows(tmp_path, capsys, rows):
+    run = CheckpointRun(tmp_path / "m", Encoding(rows=rows), num_shards=1)
+    run.base([Record("C1", i, float(i)) for i in range(8)])
+    directory, given = run.directory, write_parquet(tmp_path)
+    assert main("import", directory.path, "--table", "C1", "--input", *given) == 0
+    for _ in range(2):  # as a delta, and in a base
+        found = rows_by_id(directory)
+        assert [found[i]["embedding"] for i in NEW_IDS.tolist()] == FLOATS.tolist()
+        assert len(found) == 8 + len(NEW_IDS)
+        assert verify(directory, directory.numbers()).problems == ()
+        compact(directory)
 
 
 def test_followers_get_an_import_as_a_delta(tmp_path):
@@ -225,15 +241,15 @@ def test_import_beside_a_run_is_refused(tmp_path, capsys):
     assert "--table must be one of ['C1', 'C2']" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("num_shards", [2, 3])
-def test_a_stopped_run_goes_on_from_an_import(tmp_path, num_shards):
+@pytest.mark.parametrize(("num_shards", "row_dtype"), [(2, "float32"), (3, "bfloat16")])
+def test_a_stopped_run_goes_on_from_an_import(tmp_path, num_shards, row_dtype):
     """Each row is in the file of its shard, so a restore finds it on any number of shards."""
-    spec = make_table(optimizer=RowwiseAdagrad(initial_accumulator_value=0.25))
+    spec = make_table(optimizer=RowwiseAdagrad(initial_accumulator_value=0.25), row_dtype=row_dtype)
     directory = CheckpointDirectory(tmp_path / "m")
     writer = CheckpointWriter(directory, make_collection([spec], num_shards=2), {})
     writer.save(step=1, ledger={}, partially_applied=dict, progress={}, final=False)
     given = np.arange(1000, dtype=np.int64) * 7919
-    floats = np.arange(4000, dtype=np.float32).reshape(-1, 4)
+    floats = np.arange(4000, dtype=np.float32).reshape(-1, 4) % 256  # exact in bfloat16
     pq.write_table(columns(given, floats), tmp_path / "a.parquet")
     command = ["import", directory.path, "--table", "t", "--input", tmp_path / "a.parquet"]
     assert main(*command) == 0

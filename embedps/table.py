@@ -116,7 +116,7 @@ def _get(directory: CheckpointDirectory, config: GetConfig) -> int:
         rows = get_rows(directory, manifest, config.table, ids)
         for text, (number, row) in zip(config.id, rows, strict=True):
             shown = {"id": number, **({"text": text} if config.text_ids else {})}
-            print(json.dumps(shown | (row.to_pylist()[0] if row else {"absent": True})))
+            print(json.dumps(shown | ({"absent": True} if row is None else row.to_pylist()[0])))
             absent += row is None
     return 1 if absent else 0
 

@@ -176,6 +176,7 @@ def _traces_in(
 
 def _holds(path: Path, table: str, ids: np.ndarray) -> bool:
     is_admission = path.name.startswith(constants.ADMISSION_FILE_PREFIX)
+    file: AdmissionFile | RowFile
     file = AdmissionFile(path) if is_admission else RowFile(path, decoded=False)
     return any(_hits(batch, table, ids).any() for batch in file.batches())
 

@@ -82,7 +82,8 @@ def import_rows(
         importer = _Import(manifest, table, mine)
         raw = [work / "raw" / f"{i}.arrow" for i in range(len(mine))]
         importer.write_raw(given, raw)
-        number, entries, rows, count = directory.next_number(), [], 0, 0
+        number, rows, count = directory.next_number(), 0, 0
+        entries: list[FileEntry] = []
         for part in parts:
             path = directory.shard_path("delta", number, part.group, part.shard, part.num_shards)
             name = directory.relative(path)
@@ -178,7 +179,7 @@ def _compare(
                 "has one: give --present keep or --present replace"
             )
         found += int(is_there.sum())
-        stays[winners[1][~is_there if present == "keep" else slice(None)]] = True
+        stays[winners[1][~is_there] if present == "keep" else winners[1]] = True
     if stays.sum() + (found if present == "keep" else 0) < len(stays):
         raise UsageError(f"{path}: each id must be there once but some are there several times")
     return stays, found

@@ -101,7 +101,8 @@ class RowInput:
         return _batch(batch[ID], floats)
 
     def _of_numpy(self, dim: int) -> Iterator[pa.RecordBatch]:
-        vectors, ids = (np.load(path, mmap_mode="r") for path in (self.path, self.ids))
+        vectors = np.load(self.path, mmap_mode="r")
+        ids = np.load(str(self.ids), mmap_mode="r")
         if vectors.ndim != 2 or vectors.shape[1] != dim or ids.shape != vectors.shape[:1]:
             raise UsageError(
                 f"{self.path} must have the shape [rows, {dim}] and {self.ids} [rows] but they "
@@ -138,7 +139,7 @@ class RowInput:
             wanted = "texts" if self.text_ids else "integers, or --text-ids must be given,"
             raise UsageError(f"{self.path}: column 'id' must have {wanted} but has {kind}")
         ids = column.to_numpy(zero_copy_only=False)
-        return ids.view(np.int64) if kind == pa.uint64() else ids.astype(np.int64)
+        return np.asarray(ids.view(np.int64) if kind == pa.uint64() else ids.astype(np.int64))
 
     def _floats(self, name: str, column: pa.Array, width: int) -> np.ndarray:
         kind = column.type
@@ -156,7 +157,7 @@ class RowInput:
         floats = values.cast(pa.float32()).to_numpy(zero_copy_only=False).reshape(-1, width)
         if values.null_count or not np.isfinite(floats).all():
             raise UsageError(f"{self.path}: column {name!r} must have finite numbers only")
-        return floats
+        return np.asarray(floats)
 
 
 def read_ids(path: Path, fingerprint: Callable[[str], int] | None) -> np.ndarray:

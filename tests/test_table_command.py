@@ -11,7 +11,7 @@ import pytest
 
 from embedps import table
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Reset, Rows, follow
+from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.format.quantize import Encoding
 from embedps.checkpoint.tools import import_rows as importing
 from embedps.checkpoint.tools import replay
@@ -126,6 +126,7 @@ def test_vectors_keep_their_bits_beside_encoded_rows(tmp_path, capsys, rows):
 def test_followers_get_an_import_as_a_delta(tmp_path):
     directory = make_directory(tmp_path / "m")
     *_, reached = follow(directory, idle_secs=0)
+    assert isinstance(reached, Reached)
     given = write_parquet(tmp_path)
     assert main("import", directory.path, "--table", "C1", "--input", *given) == 0
     changes = list(follow(directory, reached.position, idle_secs=0))

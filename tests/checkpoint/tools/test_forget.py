@@ -7,7 +7,7 @@ import pytest
 
 from embedps import table
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Reset, Rows, follow
+from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.refs import move_ref
 from embedps.checkpoint.retention import KeepNewest
@@ -58,6 +58,7 @@ def test_ids_leave_every_file_and_followers(directory, file, tmp_path, capsys):
     evict(directory, "C1", Selection(max_frequency=3), evicted_rows=str(evicted))  # 0, 1, 2
     left = [i for i in ids_of(directory) if i not in GONE.tolist()]
     *_, reached = follow(directory, idle_secs=0)
+    assert isinstance(reached, Reached)
     ask = ["--table", "C1", "--ids", file, "--evicted-rows", evicted]
     assert main("prove-absent", directory.path, *ask) == 1
     files = {Path(line.partition(": ")[0]) for line in capsys.readouterr().out.splitlines()}

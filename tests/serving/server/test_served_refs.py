@@ -12,10 +12,9 @@ import embedps
 from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.refs import move_ref
 from embedps.data.dataset import Dataset
-from tests.builders import read_split
+from tests.builders import Replay, read_split
 from tests.serving.builders import tensors
 from tests.serving.server.builders import (
-    Replay,
     ask_rest,
     predict_request,
     score_of,

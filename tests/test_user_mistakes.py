@@ -162,12 +162,6 @@ def test_model_directory_of_another_dim_is_refused_and_left_as_it_is(trained, da
     assert (trained / "config.json").read_bytes() == before
 
 
-def test_model_directory_of_another_batch_size_is_refused(trained, dataset, fails):
-    assert "batch_size is 32, the checkpoint has" in fails(
-        *train(dataset.directory, trained, "--batch-size=32")
-    )
-
-
 def test_model_directory_of_another_dense_optimizer_is_refused(trained, dataset, fails):
     before = (trained / "config.json").read_bytes()
     flag = "--dense-optimizer=sgd"

@@ -200,8 +200,9 @@ def test_a_run_resumes_only_on_values_of_its_transforms(root: Path, tmp_path: Pa
     make_trainer(one, tmp_path / "m").fit()
     with pytest.raises(DimMismatchError, match=r"transforms .*--transforms-of the dataset that"):
         make_trainer(own, tmp_path / "m")
-    with pytest.raises(UsageError, match="data to train on has 20 rows in 1 files, the"):
-        make_trainer(as_one, tmp_path / "m")
+    next_day = make_trainer(as_one, tmp_path / "m")
+    assert [each["data"] for each in next_day.ledger.history] == [str(one.directory)]
+    next_day.close()
 
 
 def test_commands_refuse_another_dataset(

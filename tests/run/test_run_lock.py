@@ -14,7 +14,12 @@ from embedps.checkpoint import Reset, follow
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.tools.compact import compact
-from embedps.errors import DirectoryInUseError, DirectoryTakenError, UsageError
+from embedps.errors import (
+    DimMismatchError,
+    DirectoryInUseError,
+    DirectoryTakenError,
+    UsageError,
+)
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.run_lock import RunLock
 from embedps.storage.file_lock import RUN_LOCK_NAME
@@ -90,8 +95,9 @@ def test_trainer_holds_its_directory_until_it_is_closed_or_has_run(tmp_path, cli
     first.close()
     second = make_trainer(clicks, tmp_path)
     assert second.fit().summary["finished"]
-    with pytest.raises(UsageError, match="seed is 7, the checkpoint has 0: use"):
-        make_trainer(clicks, tmp_path, seed=7)  # one that cannot be made lets go too
+    wider = make_dlrm(clicks, embedding_dim=8)
+    with pytest.raises(DimMismatchError, match="embedding_dim 8, the checkpoint has 4"):
+        make_trainer(clicks, tmp_path, recommender=wider)  # one that cannot be made lets go too
     make_trainer(clicks, tmp_path).close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
 from embedps.data.dataset import Dataset
@@ -106,6 +107,18 @@ def test_rows_that_are_left_are_told(tmp_path: Path, capfd: Any) -> None:
     assert f"not visited of {first.directory}: {left:,} rows\n" in capfd.readouterr().out
 
 
+def test_a_finished_run_has_nothing_to_do_in_other_units(tmp_path: Path) -> None:
+    dataset = make_day(tmp_path, 0)
+    make_trainer(dataset, tmp_path / "m").fit()
+    number = latest(tmp_path / "m").number
+    summary = make_trainer(dataset, tmp_path / "m", batch_size=32).fit().summary
+    assert summary["finished"]
+    assert summary["units"]["total"] == 0
+    assert latest(tmp_path / "m").number == number
+    more = make_trainer(dataset, tmp_path / "m", batch_size=32, epochs=2).fit().summary
+    assert more["examples"] == 2 * ROWS
+
+
 def narrow(dataset: Dataset, *names: str) -> Dataset:
     """Has the dataset describe these features only."""
     features = tuple(f for f in dataset.categorical if f.name in names)
@@ -136,7 +149,7 @@ def test_columns_that_are_new_are_left_out_and_those_that_lack_are_named(tmp_pat
     assert latest(model_dir).ledger["data"] == str(second.directory)
 
 
-class Listens:
+class Listens(embedps.Callback):
     """Notes the steps that it hears of."""
 
     def __init__(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
+import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,3 +292,19 @@ def read_tags(folder: Path) -> set[str]:
         for event in tf.compat.v1.train.summary_iterator(str(path))
         for value in event.summary.value
     }
+
+
+class ActingCluster(EmbeddedCluster):
+    """Does something with the number of each unit that is done, while none of the others ends."""
+
+    def __init__(self, act: Callable[[int], object], **fields: int) -> None:
+        super().__init__(**fields)
+        self._numbers = itertools.count(1)
+        self._act = act
+        self._gate = threading.Lock()
+
+    def fetch(self, result: Any) -> Any:
+        value = super().fetch(result)
+        with self._gate:
+            self._act(next(self._numbers))
+        return value

@@ -5,7 +5,8 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,14 @@ def processes_with(text: str) -> dict[int, str]:
         if text.encode() in command + seen and state not in ("Z", "X"):
             found[int(folder.name)] = command.decode()
     return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until something holds; at most a minute."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def wait_until_gone(text: str) -> None:

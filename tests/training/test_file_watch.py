@@ -38,15 +38,8 @@ from tests.builders import (
     latest,
     make_config,
 )
-from tests.commands import SMALL, finish, read_until, summary_of, train
+from tests.commands import SMALL, finish, read_until, summary_of, train, until
 from tests.tables.builders import rows_of
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def fit_until(trainer: embedps.Trainer, condition: Callable[[], bool]) -> None:

@@ -24,10 +24,12 @@ from embedps.training.save_failures import (
 from tests.builders import (
     ROOT,
     TINY_DLRM_FLAGS,
+    ActingCluster,
     dataset_fixture,
     latest,
     make_trainer,
 )
+from tests.commands import until
 from tests.disks import Disk, assert_nothing_is_left_over
 
 FIELDS: dict[str, Any] = {"delta_secs": 0.01, "unit_rows": 128, "epochs": 6}
@@ -145,6 +147,11 @@ def at_saves(trainer, **actions) -> list[str]:
     return outcomes
 
 
+def awaiting(outcomes: Callable[[], list[str]]) -> ActingCluster:
+    """Goes on with every fourth unit once another save was tried, up to the fifth."""
+    return ActingCluster(lambda unit: until(lambda: len(outcomes()) >= min(unit // 4, 5)))
+
+
 def verified(model_dir: Path) -> None:
     directory = CheckpointDirectory(model_dir)
     for number in directory.numbers():
@@ -161,7 +168,9 @@ def test_run_goes_on_over_a_fault_and_its_checkpoints_too_when_that_is_over(
     elsewhere = disk.path.with_name("tensorboard")
     elsewhere.mkdir()
     (model_dir / "tensorboard").symlink_to(elsewhere)  # an open file keeps a disk writable
-    trainer = make_trainer(dataset, model_dir, **FIELDS, max_secs_without_checkpoint=40.0)
+    cluster = awaiting(lambda: outcomes)
+    fields = {**FIELDS, "epochs": 1, "max_secs_without_checkpoint": 40.0}
+    trainer = make_trainer(dataset, model_dir, cluster=cluster, **fields)
 
     def read_only():
         trainer._run_lock.release()  # an open file keeps a disk writable
@@ -195,7 +204,11 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> No
 
 def test_failed_saves_leave_nothing_that_fills_the_disk_further(disk, dataset, monkeypatch):
     model_dir = disk.path / "m"
-    trainer = make_trainer(dataset, model_dir, **FIELDS, max_secs_without_checkpoint=2.0)
+    fields = {**FIELDS, "epochs": 3}
+    cluster = awaiting(lambda: outcomes)
+    trainer = make_trainer(
+        dataset, model_dir, cluster=cluster, **fields, max_secs_without_checkpoint=2.0
+    )
     outcomes = at_saves(trainer, at_2=disk.fill)
     with monkeypatch.context() as patch:
         set_clock(patch, lambda: 0.5 * len(outcomes))  # so no save is under way at the end
@@ -207,7 +220,7 @@ def test_failed_saves_leave_nothing_that_fills_the_disk_further(disk, dataset, m
     verified(model_dir)
     disk.free()
     last = latest(model_dir)
-    resumed = make_trainer(dataset, model_dir, **FIELDS)
+    resumed = make_trainer(dataset, model_dir, **fields)
     assert resumed.ledger.num_done == last.ledger["prefix"] + len(last.ledger["beyond"])
     assert resumed.fit().summary["finished"]
     verified(model_dir)

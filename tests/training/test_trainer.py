@@ -3,9 +3,10 @@
 import collections
 import itertools
 import os
+import shutil
 import signal
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from embedps.storage.file_lock import RUN_LOCK_NAME
 from embedps.training.trainer import Trainer
 from tests.builders import (
     MIXED,
+    ActingCluster,
     dataset_fixture,
     dense_of,
     latest,
@@ -30,6 +32,7 @@ from tests.builders import (
     write_dataset,
 )
 from tests.checkpoint.readers import read_chain, read_row_file
+from tests.commands import until
 from tests.engine.builders import Trained
 
 # Uneven shards with odd row groups, that no unit size divides.
@@ -42,6 +45,20 @@ def finished(tmp_path_factory, dataset) -> Path:
     model_dir = tmp_path_factory.mktemp("finished") / "m"
     make_trainer(dataset, model_dir, seed=3).fit()
     return model_dir
+
+
+@pytest.fixture(scope="module")
+def of_three_epochs(tmp_path_factory, dataset) -> Path:
+    """As `finished`, but longer, in one go."""
+    model_dir = tmp_path_factory.mktemp("three") / "m"
+    make_trainer(dataset, model_dir, seed=3, epochs=3).fit()
+    return model_dir
+
+
+@pytest.fixture
+def first_epoch(tmp_path, finished) -> Path:
+    """A copy of `finished`, to go on from."""
+    return shutil.copytree(finished, tmp_path / "first")
 
 
 def chain_rows(model_dir: Path, group: str, columns=None) -> pa.Table:
@@ -76,21 +93,14 @@ def visits(model_dir: Path) -> collections.Counter:
     )
 
 
-class StoppingCluster(EmbeddedCluster):
-    """Does something once so many units are done, while none of the others ends."""
+def await_saves(model_dir: Path, every: int) -> Callable[[int], None]:
+    """Has every so many-th unit wait for another checkpoint."""
 
-    def __init__(self, after: int, action, **fields) -> None:
-        super().__init__(**fields)
-        self._numbers = itertools.count(1)
-        self._after, self._action = after, action
-        self._gate = threading.Lock()
+    def saved() -> int:
+        last = CheckpointDirectory(model_dir).latest()
+        return 0 if last is None else last.number
 
-    def fetch(self, result):
-        value = super().fetch(result)
-        with self._gate:
-            if next(self._numbers) == self._after:
-                self._action()
-        return value
+    return lambda unit: until(lambda: saved() >= unit // every)
 
 
 # ---- what is learnt, what is counted ----------------------------------------------------------
@@ -98,7 +108,7 @@ class StoppingCluster(EmbeddedCluster):
 
 def test_loss_falls_below_the_base_rates_entropy_and_from_epoch_to_epoch(tmp_path, dataset):
     losses = []
-    for epochs in (1, 2, 3):
+    for epochs in (1, 3):
         summary = (
             make_trainer(
                 dataset, tmp_path, epochs=epochs, sparse_learning_rate=0.2, dense_learning_rate=0.05
@@ -106,7 +116,7 @@ def test_loss_falls_below_the_base_rates_entropy_and_from_epoch_to_epoch(tmp_pat
             .fit()
             .summary
         )
-        losses.append(summary["training"]["logloss"])  # of this run: the epoch added
+        losses.append(summary["training"]["logloss"])  # of this run: the epochs added
     train = dataset.split("train")
     rate = train.positives / train.rows
     entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
@@ -115,7 +125,8 @@ def test_loss_falls_below_the_base_rates_entropy_and_from_epoch_to_epoch(tmp_pat
     assert summary["training"]["auc"] > 0.7
 
 
-def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(tmp_path, dataset):
+@pytest.mark.slow
+def test_bfloat16_learns_as_float32_does(tmp_path, dataset):
     fields: dict[str, Any] = {"sparse_learning_rate": 0.1, "dense_learning_rate": 0.01}
     losses: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     for dtype, seed in itertools.product(losses, range(4)):
@@ -127,10 +138,15 @@ def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(t
     # way. What must not differ is where the runs go on average.
     assert losses["bfloat16"] != losses["float32"]
     assert np.mean(losses["bfloat16"]) == pytest.approx(np.mean(losses["float32"]), abs=1e-3)
-    dtypes = [[a.dtype for a in dense_of(tmp_path / f"{name}-0").values()] for name in losses]
+
+
+def test_a_checkpoint_of_bfloat16_resumes_in_float32(tmp_path, dataset, finished):
+    recommender = make_dlrm(dataset, compute_dtype="bfloat16")
+    first = make_trainer(dataset, tmp_path, recommender=recommender).fit().summary
+    dtypes = [[a.dtype for a in dense_of(folder).values()] for folder in (tmp_path, finished)]
     assert dtypes[0] == dtypes[1]
-    resumed = make_trainer(dataset, tmp_path / "bfloat16-0", epochs=2, **fields).fit().summary
-    assert resumed["training"]["logloss"] < losses["float32"][0]
+    resumed = make_trainer(dataset, tmp_path, epochs=2).fit().summary
+    assert resumed["training"]["logloss"] < first["training"]["logloss"]
 
 
 def test_summary_has_what_the_run_did(tmp_path, dataset):
@@ -226,8 +242,10 @@ def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
 # ---- the graph ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 5])
-@pytest.mark.parametrize(("make", "num_groups"), [(make_dlrm, 1), (lambda _: MIXED, 2)])
+@pytest.mark.parametrize(
+    ("make", "num_groups", "num_shards"),
+    [(make_dlrm, 1, 2), (lambda _: MIXED, 2, 1), (lambda _: MIXED, 2, 5)],
+)
 def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
     dataset, make, num_groups, num_shards
 ):
@@ -258,7 +276,7 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
         os.kill(os.getpid(), number)
         assert trainer._notices.stop.wait(60)
 
-    cluster = StoppingCluster(after=3, action=send)
+    cluster = ActingCluster(lambda unit: unit == 3 and send())
     fields: dict[str, Any] = {"recommender": MIXED, "epochs": 2, "unit_rows": 128}
     trainer = make_trainer(dataset, tmp_path, cluster=cluster, **fields)
     first = trainer.fit().summary
@@ -297,16 +315,12 @@ def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it
     trainer: Any = None
 
     def die():
-        deadline = time.monotonic() + 60
-        while (
-            trainer.ledger.num_done < 4
-        ):  # the other thread has its unit's counts, and is to say so
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        # The other thread has its unit's counts, and is to say so.
+        until(lambda: trainer.ledger.num_done >= 4)
         trainer._loop.save(final=False)  # what the clock would have done
         raise RuntimeError("killed")
 
-    cluster = StoppingCluster(after=5, action=die, num_workers=2)
+    cluster = ActingCluster(lambda unit: unit == 5 and die(), num_workers=2)
     trainer = make_trainer(dataset, tmp_path, cluster=cluster, **fields)
     with pytest.raises(RuntimeError, match="killed"):
         trainer.fit()
@@ -340,10 +354,8 @@ def test_last_unit_is_shown_though_its_counts_were_shown_before_it_was_done(
     all_shown = threading.Event()
 
     def add_after_the_others(counts: Any, **more: int) -> None:
-        deadline = time.monotonic() + 60
-        while log.result()[0] + more["rows"] == rows and ledger.num_done < ledger.num_units - 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        if log.result()[0] + more["rows"] == rows:
+            until(lambda: ledger.num_done >= ledger.num_units - 1)
         add(counts, **more)
 
     def show_and_tell(**state: Any) -> str | None:
@@ -368,47 +380,38 @@ def test_last_unit_is_shown_though_its_counts_were_shown_before_it_was_done(
     assert lines[-1].startswith(f"units {total}/{total} (100%) {rows:,} examples, ")
 
 
-def test_rerun_of_a_finished_run_changes_nothing(tmp_path, dataset):
+def test_rerun_of_a_finished_run_changes_nothing(dataset, finished):
     def files():
         written_anew = ("config.json", "summary.json")  # with the same content
         return {
             path: (path.read_bytes(), path.name in written_anew or path.stat().st_mtime_ns)
-            for path in tmp_path.rglob("*")
+            for path in finished.rglob("*")
             if path.is_file() and path.name != RUN_LOCK_NAME
         }
 
-    first = make_trainer(dataset, tmp_path).fit().summary
-    assert first["finished"]
-    assert first["examples"] == dataset.split("train").rows
     before = files()
-    assert make_trainer(dataset, tmp_path).fit().summary == first
+    summary = make_trainer(dataset, finished, seed=3).fit().summary
+    assert summary["finished"]
+    assert summary["examples"] == dataset.split("train").rows
     assert files() == before
 
 
-def test_resumed_run_has_the_rows_and_the_network_of_the_last_checkpoint(tmp_path, dataset):
-    make_trainer(dataset, tmp_path / "a", epochs=1).fit()
-    resumed = make_trainer(dataset, tmp_path / "a", epochs=2)
-    make_trainer(dataset, tmp_path / "b", epochs=2).fit()
-    resumed.fit()
+def test_resumed_run_has_the_rows_and_the_network_of_the_last_checkpoint(
+    dataset, first_epoch, of_three_epochs
+):
+    make_trainer(dataset, first_epoch, seed=3, epochs=3).fit()
     # One worker visits units in the ledger's order: stopping between them leaves no trace.
-    assert_same_rows(tmp_path / "a", tmp_path / "b")
-    a, b = dense_of(tmp_path / "a"), dense_of(tmp_path / "b")
+    assert_same_rows(first_epoch, of_three_epochs)
+    a, b = dense_of(first_epoch), dense_of(of_three_epochs)
     assert all(np.array_equal(a[k], b[k]) for k in b)
 
 
-def test_run_resumes_on_another_number_of_shards(tmp_path, dataset):
-    """2, then 3, then 1 shard: the same bits as 1 shard all along."""
-    for epochs, num_shards in ((1, 2), (2, 3), (3, 1)):
-        make_trainer(dataset, tmp_path / "a", epochs=epochs, num_shards=num_shards).fit()
-        chain = latest(tmp_path / "a")
-        assert chain.num_shards == num_shards
-    make_trainer(dataset, tmp_path / "b", epochs=3).fit()
-    (group,) = sections_of(tmp_path / "a")
-    a, b = (chain_rows(tmp_path / name, group) for name in "ab")
-    assert a.drop_columns(["embedding", "accumulator"]).equals(
-        b.drop_columns(["embedding", "accumulator"])
-    )
-    assert a.equals(b)
+def test_run_resumes_on_another_number_of_shards(dataset, first_epoch, of_three_epochs):
+    """1, then 3, then 2 shards: the same bits as 1 shard all along."""
+    for epochs, num_shards in ((2, 3), (3, 2)):
+        make_trainer(dataset, first_epoch, seed=3, epochs=epochs, num_shards=num_shards).fit()
+        assert latest(first_epoch).num_shards == num_shards
+    assert_same_rows(first_epoch, of_three_epochs)
 
 
 # ---- checkpoints -------------------------------------------------------------------------------
@@ -455,9 +458,8 @@ def test_base_and_deltas_equal_a_full_save_after_a_quiet_point(tmp_path, dataset
 
 
 def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
-    trainer = make_trainer(
-        dataset, tmp_path, epochs=40, delta_secs=0.05, unit_rows=128, num_shards=2
-    )
+    cluster = ActingCluster(await_saves(tmp_path, every=5), num_shards=2)
+    trainer = make_trainer(dataset, tmp_path, cluster=cluster, delta_secs=0.05, unit_rows=128)
     summary = trainer.fit().summary
     written = summary["checkpoint"]["bases"]["count"] + summary["checkpoint"]["deltas"]["count"]
     assert written >= 3
@@ -469,8 +471,9 @@ def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
 
 
 def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):
-    # Of 2 steps a unit, as many as take longer than a few saves on any machine.
-    fields: dict[str, Any] = {"epochs": 60, "unit_rows": 128, "rebase": "one-shot"}
+    # 11 units of 2 steps are done when the twelfth waits.
+    fields: dict[str, Any] = {"epochs": 2, "unit_rows": 128, "rebase": "one-shot"}
+    fields["cluster"] = ActingCluster(await_saves(tmp_path, every=12))
     summary = make_trainer(dataset, tmp_path, delta_steps=20, **fields).fit().summary["checkpoint"]
     assert summary["bases"]["count"] == 1
     assert summary["deltas"]["count"] >= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
-import xxhash
 
 import embedps
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
-from embedps.data.dataset import Dataset
+from embedps.data.dataset import Dataset, describe_file
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
+from embedps.engine.unit_functions import explain
 from embedps.errors import DatasetError, UsageError
 from embedps.models import dlrm
 from tests.builders import SumModel, dataset_fixture, make_trainer, read_split
@@ -337,40 +338,49 @@ def test_a_model_of_clicks_needs_a_binary_label(dataset: Dataset) -> None:
     StepModel(of["bought"], dataset)
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "message"),
-    [
-        ("stars", 5, r"column 'stars' must be in \[0, 5\) but is 5 at row 1234"),
-        ("stars", -1, r"column 'stars' must be in \[0, 5\) but is -1 at row 1234"),
-        ("seconds", np.nan, "column 'seconds' must be finite in float32 but is NaN at row 1234"),
-        ("weight", -1.0, "column 'weight' must be finite .* at least 0 but is -1 at row 1234"),
-    ],
-)
-def test_a_label_outside_its_task_is_one_line(
-    tmp_path: Path, column: str, value: float, message: str
-) -> None:
-    dataset = write_dataset(tmp_path / "set")
+def spoilt(directory: Path, column: str, value: float) -> Dataset:
+    """Writes a dataset with a wrong value at row 1234."""
+    dataset = write_dataset(directory)
     (path,) = dataset.paths("train")
     table = pq.read_table(path)
     values = table[column].to_numpy().copy()
     values[1234] = value
     table = table.set_column(table.column_names.index(column), table.field(column), [values])
     pq.write_table(table, path)
-    split = dataset.split("train")
-    file = dataclasses.replace(
-        split.files[0],
-        bytes=path.stat().st_size,
-        xxh3_64=xxhash.xxh3_64_hexdigest(path.read_bytes()),
+    train = dataclasses.replace(dataset.split("train"), files=(describe_file(directory, path),))
+    dataclasses.replace(dataset, splits={**dataset.splits, "train": train}).save()
+    return Dataset.open(directory)
+
+
+WRONG = {
+    ("stars", 5): r"column 'stars' must be in \[0, 5\) but is 5 at row 1234",
+    ("stars", -1): r"column 'stars' must be in \[0, 5\) but is -1 at row 1234",
+    ("seconds", np.nan): "column 'seconds' must be finite in float32 but is NaN at row 1234",
+    ("weight", -1.0): "column 'weight' must be finite .* at least 0 but is -1 at row 1234",
+}
+
+
+@pytest.mark.parametrize(("column", "value"), WRONG)
+def test_a_label_outside_its_task_is_one_line(
+    tmp_path: Path, dataset: Dataset, column: str, value: float
+) -> None:
+    path = str(spoilt(tmp_path, column, value).paths("train")[0])
+    reader = StepModel(embedps.Recommender(build=EveryColumn), dataset).input(
+        batch_rows=2000, shuffle_rows=0
     )
-    splits = {**dataset.splits, "train": dataclasses.replace(split, files=(file,))}
-    dataclasses.replace(dataset, splits=splits).save()
-    changed = Dataset.open(dataset.directory)
-    trainer = make_trainer(
-        changed, tmp_path / "m", recommender=embedps.Recommender(build=EveryColumn)
-    )
-    with pytest.raises(DatasetError, match=message) as refused:
-        trainer.fit()
-    assert "\n" not in str(refused.value)
+    with pytest.raises(tf.errors.DataLossError) as refused:
+        reader.next(reader.open(path, 0, 2000))
+    found = explain(refused.value)
+    assert isinstance(found, DatasetError)
+    assert re.search(WRONG[column, value], str(found))
+    assert "\n" not in str(found)
+
+
+def test_a_run_ends_by_a_label_outside_its_task(tmp_path: Path) -> None:
+    changed = spoilt(tmp_path / "set", "stars", 5)
+    recommender = embedps.Recommender(build=EveryColumn)
+    with pytest.raises(DatasetError, match=WRONG["stars", 5]):
+        make_trainer(changed, tmp_path / "m", recommender=recommender).fit()
 
 
 def test_read_gives_several_targets_and_the_weights(dataset: Dataset) -> None:

@@ -76,17 +76,19 @@ def read_columns(dataset: Dataset, rows: int) -> tuple[dict[str, Any], dict[str,
 
 def make_plain(name: str, dataset: Dataset, sizes: Mapping[str, int]) -> Any:
     """Makes a model of the zoo over Keras' embeddings."""
-    model = make_stock(name, dataset, **_PLAIN.get(name, {}))
+    model = make_ours(name, dataset, stock=True, **_PLAIN.get(name, {}))
     dims = {t.name: t.embedding_dim for t in model.embeddings.tables}
     model.embeddings = PlainEmbeddings(model.embeddings.features, dims, sizes)
     return model
 
 
-def make_stock(name: str, dataset: Dataset, **options: Any) -> Any:
-    """Makes a model of the zoo of stock ops, but for its embeddings."""
+def make_ours(name: str, dataset: Dataset, *, stock: bool, **options: Any) -> Any:
+    """Makes a model of the zoo; `stock` says that all but its embeddings is of stock ops."""
     module = find_model(name)
     options = {"sparse_optimizer": "adagrad", **OPTIONS.get(name, {}), **options}
     model = module.make(module.Config(**options), dataset).build()
+    if not stock:
+        return model
     compute_loss = model.compute_loss
 
     def compute_stock_loss(*args: Any, **kwargs: Any) -> tf.Tensor:

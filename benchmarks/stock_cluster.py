@@ -4,8 +4,8 @@ usage: python -m benchmarks.stock_cluster MODEL DATASET [ROWS PROGRAM STEPS_PER_
 
 It prints the examples per second of warm steps. ROWS are of "keras", in one variable per table;
 "partitioned", in parts of variables on all servers; or of "embedps". The rest of the model is the
-same, of stock ops. PROGRAM is a "loop" of scheduled functions, or "fit". Workers keep the batches
-in their memory, and run several steps per call.
+same, of stock ops; a "model" of embedps has its layers too. PROGRAM is a "loop" of scheduled
+functions, or "fit". Workers keep the batches in their memory, and run several steps per call.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 import tensorflow as tf
 
 from benchmarks.peers.tf_ps import start_cluster
-from benchmarks.plain_models import BATCHES, RATE, make_plain, make_stock, read_columns
+from benchmarks.plain_models import BATCHES, RATE, make_ours, make_plain, read_columns
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.data.dataset import Dataset
 
 NUM_PS, NUM_WORKERS, STEPS_PER_CALL, BATCHES_READ, SECS = 2, 2, 8, 48, 8.0
+OURS = ("embedps", "model")
 _MIN_PART_BYTES = 256 << 10  # as TensorFlow's tutorial
 
 
@@ -50,8 +51,8 @@ def measure(
         batches.save(folder)
         strategy = _strategy(rows, Path(folder))
         with strategy.scope():
-            if rows == "embedps":
-                model = make_stock(name, dataset)
+            if rows in OURS:
+                model = make_ours(name, dataset, stock=rows == "embedps")
             else:
                 model = make_plain(name, dataset, sizes)
             model.compute_loss(sample, training=True)  # makes the variables
@@ -72,7 +73,7 @@ def measure(
 
 def _strategy(rows: str, folder: Path) -> tf.distribute.Strategy:
     partitioners = tf.distribute.experimental.partitioners
-    if rows != "embedps":
+    if rows not in OURS:
         return tf.distribute.ParameterServerStrategy(
             start_cluster(num_ps=NUM_PS, num_workers=NUM_WORKERS),
             partitioners.MinSizePartitioner(_MIN_PART_BYTES, max_shards=NUM_PS)

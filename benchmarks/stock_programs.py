@@ -29,7 +29,7 @@ ROWS = ("model", "embedps", "partitioned")
 class Config(Options):
     """What trains, and how often."""
 
-    data: str = option("", "a dataset of clicks", metavar=DIR)
+    data: str = option(dataclasses.MISSING, "a dataset of clicks", metavar=DIR)
     model: str = option("dlrm", "one of clicks", choices=CLICKS)
     rounds: int = option(3, "of all programs in turn", least=1)
     steps_per_call: int = option(16, "of the loop; of fit, steps_per_execution", least=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -97,7 +97,8 @@ class Embeddings(tf.keras.layers.Layer):
             raise UsageError(f"padding_id must be an integer or None but got {padding_id!r}")
         self._padding_id = padding_id
         self._own: OwnTables | None = None
-        self._strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+        inside = tf.distribute.has_strategy()
+        self._strategy: Any = tf.distribute.get_strategy() if inside else None
         self.table_state = TableState(self) if self._may_own_tables() else None
         self._provided = threading.local()
 
@@ -121,7 +122,7 @@ class Embeddings(tf.keras.layers.Layer):
 
     def _make_own(self) -> OwnTables:
         declared = (self.tables, self.features, self._learning_rate)
-        used: Any = self._strategy
+        used = self._strategy
         if tf.distribute.has_strategy():
             used = tf.distribute.get_strategy()
         if used is None:
@@ -137,10 +138,10 @@ class Embeddings(tf.keras.layers.Layer):
                 "embedps.Embeddings must be made in the scope of the ParameterServerStrategy that "
                 "uses it, but was made outside: make it in `with strategy.scope():`"
             )
-        if tf.distribute.has_strategy():
-            return ServerTables(*declared, used)
-        with used.scope():
-            return ServerTables(*declared, used)
+        # A scope cannot be entered from a replica, which is in it already.
+        inside = tf.distribute.has_strategy()
+        with nullcontext() if inside else self._strategy.scope():
+            return ServerTables(*declared, self._strategy)
 
     @property
     def trainable_weights(self) -> list[tf.Variable]:

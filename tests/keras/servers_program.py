@@ -343,7 +343,7 @@ def foreign(_: Path) -> Any:
     }
 
 
-def kills(_: Path) -> Any:
+def kills(_directory: Path) -> Any:
     """Counts what rows learn if workers are killed: a row's value is how often it learned."""
     strategy = tf.distribute.ParameterServerStrategy(resolver())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

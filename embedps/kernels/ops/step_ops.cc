@@ -204,8 +204,7 @@ class NextStepOp : public OpKernel {
     int64_t call = 0, attempt = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 1, "call", &call));
     OP_REQUIRES_OK(context, ReadScalar(context, 2, "attempt", &attempt));
-    OP_REQUIRES_OK(context,
-                   OutputScalar<int64_t>(context, 0, resource->calls.Next(call, attempt)));
+    OP_REQUIRES_OK(context, OutputScalar<int64_t>(context, 0, resource->calls.Next(call, attempt)));
   }
 };
 EMBEDPS_KERNEL(NextStep);

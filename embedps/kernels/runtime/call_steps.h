@@ -11,8 +11,8 @@
 
 namespace embedps {
 
-// Thread-safe. A call takes some steps, one after the other. Its n-th step has one number, whichever
-// attempt takes it. Remembers the last calls only.
+// Thread-safe. A call takes some steps, one after the other. Its n-th step has one number,
+// whichever attempt takes it. Remembers the last calls only.
 class CallSteps {
  public:
   static constexpr size_t kMaxCalls = 16384;

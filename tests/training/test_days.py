@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
+from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.evaluation.loaded_model import load
@@ -20,7 +23,7 @@ from embedps.run.preparation import open_dataset
 from embedps.run.summary import SUMMARY_NAME, read_json
 from embedps.training.trainer import Trainer
 from tests.builders import MIXED, latest, make_config, make_trainer, write_dataset
-from tests.training.test_trainer import StoppingCluster, chain_rows, visits
+from tests.training.test_trainer import chain_rows, visits
 
 ROWS = 1300
 
@@ -28,6 +31,21 @@ ROWS = 1300
 def make_day(tmp_path: Path, day: int) -> Dataset:
     """Rows of their own, which carry the same numbers on each day."""
     return write_dataset(tmp_path / f"day-{day}", train=(900, 400), seed=day, whole=True)
+
+
+class DyingCluster(EmbeddedCluster):
+    """Does something once five units are done, while none of the others ends."""
+
+    def __init__(self, die: Callable[[], None]) -> None:
+        super().__init__(num_workers=2)
+        self._numbers, self._die, self._gate = itertools.count(1), die, threading.Lock()
+
+    def fetch(self, result: Any) -> Any:
+        value = super().fetch(result)
+        with self._gate:
+            if next(self._numbers) == 5:
+                self._die()
+        return value
 
 
 def train_and_die(dataset: Dataset, model_dir: Path, **fields: Any) -> Trainer:
@@ -41,7 +59,7 @@ def train_and_die(dataset: Dataset, model_dir: Path, **fields: Any) -> Trainer:
         trainer._loop.save(final=False)  # what the clock would have done
         raise RuntimeError("killed")
 
-    cluster = StoppingCluster(after=5, action=die, num_workers=2)
+    cluster = DyingCluster(die)
     trainer = make_trainer(dataset, model_dir, cluster=cluster, **fields)
     with pytest.raises(RuntimeError, match="killed"):
         trainer.fit()

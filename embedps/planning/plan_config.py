@@ -26,12 +26,10 @@ class PlanConfig:
     )
     scan: bool = option(
         True,
-        "read the whole training split to count rows; otherwise the dataset's own counts of "
-        "distinct ids are taken, which include its eval split",
+        "read the whole training split to count rows; otherwise take the dataset's own counts, "
+        "which include its eval split",
     )
-    measure: bool = option(
-        True, "train for some seconds on this machine, from which the speeds are predicted"
-    )
+    measure: bool = option(True, "train here for some seconds, from which speeds are predicted")
     json: Path | None = option(None, "also write every figure to a JSON file")
 
     def __post_init__(self) -> None:

@@ -51,21 +51,20 @@ class TrainConfig:
     epochs: int = option(1, "passes over the training split", least=1, most=MAX_COUNT)
     watch: str | None = option(
         None,
-        "a directory or s3:// prefix where Parquet files with the dataset's columns arrive: after "
-        "its epochs, the run scores and trains each file once, as they arrive, until told to end",
+        "a directory or s3:// prefix where Parquet files like the dataset's arrive: after its "
+        "epochs, the run scores and trains each once, until told to end",
         metavar="DIR",
     )
     batch_size: int = option(2048, "examples per step", least=1, most=MAX_COUNT)
     unit_rows: int = option(
         32768,
-        "examples per unit; a unit is a range of rows that is scheduled, retried and recorded "
-        "as one",
+        "examples per unit: a range of rows that is scheduled and repeated as one",
         least=1,
         most=MAX_COUNT,
     )
     max_unit_deaths: int = option(
         2,
-        "set a unit, or a file that arrived, aside once the process that trained it died this many "
+        "set a unit or file aside once the process that trained it died this many "
         "times in a row, and go on with the others",
         least=1,
         most=MAX_COUNT,
@@ -79,14 +78,14 @@ class TrainConfig:
     )
     log_secs: float = option(
         5.0,
-        "seconds between progress lines where the output is no terminal",
+        "seconds between a log's progress lines",
         above=0,
         most=MAX_SECS,
     )
     stats_secs: float = option(
         60.0,
-        "seconds between two looks at the tables: statistics for TensorBoard and statistics.json, "
-        "and warnings of limits; 0 looks only at the end",
+        "seconds between two looks at the tables, for statistics and warnings of limits; 0: "
+        "only at the end",
         least=0,
         most=MAX_SECS,
     )

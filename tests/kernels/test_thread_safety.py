@@ -12,6 +12,7 @@ from tools import thread_safety
 PLANTED = {
     "input/unit_reader.cc": (1, "'ready_' requires holding mutex 'mutex_'"),
     "runtime/bind_address.cc": (0, "'bind_address' requires holding mutex 'mutex'"),
+    "runtime/call_steps.h": (0, "'next_' requires holding mutex 'mutex_'"),
     "runtime/step_gate.h": (0, "'Forget' requires holding mutex 'mutex_'"),
     "runtime/step_groups.h": (0, "'backup_workers_' requires holding mutex 'mutex_'"),
     "runtime/step_log.h": (0, "'HasLocked' requires holding mutex 'mutex_'"),

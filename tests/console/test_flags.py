@@ -1,6 +1,7 @@
 """Configs from defaults, a TOML file and flags: each default told once."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
         int: min(70_000, metadata.get("most", 70_000)),
         float: 1.25,
         bool: False,
+        tuple[str, ...]: ("old=new",),
     }
     kind = without_none(option.hint)
     value = choices[-1] if choices else 0.75 if option.name in BELOW_1 else values[kind]
@@ -65,13 +67,14 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
     if kind is bool:
         given = [flag.replace("--", "--no-")]
     else:
-        given = [f"{flag}={value}"]
+        given = [f"{flag}={value[0] if isinstance(value, tuple) else value}"]
     needed = {
         "batch_size": ["--unit-rows=80000"],
         "replicas": ["--unit-rows=600000"],
         "eval_units": ["--eval=inline"],
         "on_lost_worker": ["--sync=full"],
         "backup_workers": ["--sync=full", "--on-lost-worker=continue"],
+        "from_map": ["--from=model"],
     }
     companions = needed.get(option.name, [])
     rest = [r for r in REQUIRED if not r.startswith(f"{flag}=")]
@@ -79,7 +82,7 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
     assert values_of(expected)[option.name] == value
     holder = expected if option.section is None else getattr(expected, option.section)
     assert getattr(holder, option.field.name) == value
-    literal = repr(value).lower() if kind is bool else repr(value)
+    literal = json.dumps(value)
     texts = [f"{option.name} = {literal}"]
     if option.section is not None:
         texts.append(f"[{option.section}]\n{option.field.name} = {literal}")
@@ -129,7 +132,7 @@ def test_help_shows_defaults_and_exits_with_zero(capsys):
     text = " ".join(capsys.readouterr().out.split())
     for each in options_of(TrainConfig):
         assert flags.flag_name(each.name) in text
-        if each.default not in (dataclasses.MISSING, None):
+        if each.default not in (dataclasses.MISSING, None, ()):
             assert f"(default: {each.default})" in text
     assert "package.module (default: dlrm)" in text
     assert "100% needed (required)" in text

@@ -120,7 +120,7 @@ def test_columns_of_one_id_train() -> None:
     ("feature", "given", "message"),
     [
         ({}, {"shape": (5,), "dtype": tf.int64}, r"or \[batch, 1\], but got \[None, 5\]: declare"),
-        ({}, {"shape": (), "dtype": tf.string}, "must have integer ids but got texts: use tf.ker"),
+        ({}, {"shape": (), "dtype": tf.string}, "must have integer ids but got texts: use embedps"),
         ({}, {"shape": (), "dtype": tf.float32}, "63 bits but got float32: tf.cast"),
         ({}, {"shape": (), "dtype": tf.bool}, "63 bits but got bool: tf.cast"),
         ({}, {"shape": (3,), "dtype": tf.int64, "sparse": True}, "but got SparseTensor"),

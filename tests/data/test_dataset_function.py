@@ -21,7 +21,7 @@ from tests.builders import (
     make_trainer,
     read_split,
 )
-from tests.training.test_replicas import FIELDS, assert_same_checkpoint
+from tests.training.same_bits import FIELDS, assert_same_checkpoint
 
 BATCH, ROWS = 64, 1536
 

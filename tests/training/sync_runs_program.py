@@ -29,7 +29,7 @@ from embedps.training.callbacks import Callback, RunControl
 from embedps.training.trainer import Trainer
 from tests import every_column, tagged, two_tasks
 from tests.builders import SumModel, dense_of, make_dlrm, make_trainer, write_dataset
-from tests.training.test_replicas import FIELDS, assert_same_checkpoint
+from tests.training.same_bits import FIELDS, assert_same_checkpoint
 
 SERVERS = WORKERS = 2
 SHORT: dict[str, Any] = {**FIELDS, "batch_size": 32, "unit_rows": 200, "epochs": 2}

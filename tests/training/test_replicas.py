@@ -5,27 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
-from embedps.run.summary import read_evaluations
 from tests import commands
-from tests.builders import dataset_fixture, dense_of, latest, make_trainer
-from tests.checkpoint.readers import read_chain
-
-FIELDS: dict[str, Any] = {
-    "sparse_learning_rate": 0.2,
-    "dense_learning_rate": 0.05,
-    "dense_optimizer": "adagrad",
-    "eval": "inline",
-}
-OF_A_RUN = ("number", "secs", "lag_secs", "time")
-"""What a score has that another run of the same bits has not."""
-
+from tests.builders import dataset_fixture, latest, make_trainer
+from tests.training.same_bits import FIELDS, assert_same_checkpoint
 
 # Its units end with steps of fewer parts, and with shorter batches.
 dataset = dataset_fixture(train=(1200, 700))
@@ -33,29 +20,6 @@ dataset = dataset_fixture(train=(1200, 700))
 
 def run(dataset: Dataset, model_dir: Path, **fields: Any) -> dict[str, Any]:
     return make_trainer(dataset, model_dir, **FIELDS, **fields).fit().summary
-
-
-def assert_same_checkpoint(first: Path, second: Path) -> None:
-    """The same rows, with their optimizer slots and steps, variables and scores, to the bit."""
-    for group in {t["group"] for t in latest(first).tables}:
-        ours, theirs = (
-            read_chain(CheckpointDirectory(d), latest(d), group).to_pandas().sort_values("id")
-            for d in (first, second)
-        )
-        assert ours.to_dict("list").keys() == theirs.to_dict("list").keys()
-        for name in ours:
-            left, right = list(ours[name]), list(theirs[name])
-            assert all(np.array_equal(a, b) for a, b in zip(left, right, strict=True)), name
-    ours_dense, theirs_dense = dense_of(first), dense_of(second)
-    assert ours_dense.keys() == theirs_dense.keys()
-    for name, value in ours_dense.items():
-        np.testing.assert_array_equal(value, theirs_dense[name], name)
-    scores = [
-        [{k: v for k, v in e.items() if k not in OF_A_RUN} for e in read_evaluations(d)]
-        for d in (first, second)
-    ]
-    assert scores[0] == scores[1]
-    assert len(scores[0]) == 2
 
 
 @pytest.mark.slow

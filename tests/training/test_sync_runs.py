@@ -7,7 +7,7 @@ import pytest
 
 from tests.builders import make_trainer, write_dataset
 from tests.commands import SMALL, evaluations_of, finish, run_program, start, summary_of, train
-from tests.training.test_replicas import FIELDS, assert_same_checkpoint
+from tests.training.same_bits import FIELDS, assert_same_checkpoint
 
 pytestmark = pytest.mark.multiprocess
 

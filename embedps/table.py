@@ -11,9 +11,9 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from embedps import config_fields
+from embedps.checkpoint import directory_command
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.refs import manifest_option, number_of
@@ -22,23 +22,14 @@ from embedps.checkpoint.tools.get_rows import get_rows
 from embedps.checkpoint.tools.import_rows import Present, import_rows
 from embedps.checkpoint.tools.row_input import RowInput, ids_of, read_ids
 from embedps.config_fields import option
-from embedps.console import command_line, flags
+from embedps.console import command_line
 from embedps.console.lines import say
-from embedps.errors import UsageError
 from embedps.features.text_values import fingerprint
 
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.table") -> int:
     """Runs one command; returns its exit code."""
-    commands = {name: config.__doc__ or "" for name, (config, _) in _COMMANDS.items()}
-    name = command_line.choose(commands, arguments, prog, __doc__)
-    config, command = _COMMANDS[name]
-    read = flags.read(config, arguments[1:], f"{prog} {name}", config.__doc__)
-    directory = CheckpointDirectory(read.directory)
-    if not directory.path.is_dir():
-        raise UsageError(f"there is no directory {str(directory.path)!r}")
-    with command_line.sigterm_interrupts():
-        return command(directory, read)
+    return directory_command.run(_COMMANDS, arguments, prog, __doc__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +157,7 @@ def _prove_absent(directory: CheckpointDirectory, config: ProveConfig) -> int:
     return 1 if found else 0
 
 
-_COMMANDS: dict[str, tuple[type[Any], Callable[[CheckpointDirectory, Any], int]]] = {
+_COMMANDS: directory_command.Commands = {
     "get": (GetConfig, _get),
     "import": (ImportConfig, _import),
     "forget": (ForgetConfig, _forget),

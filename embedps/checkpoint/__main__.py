@@ -10,15 +10,15 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedps import config_fields
+from embedps.checkpoint import directory_command
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import LeaseRenewer
@@ -41,7 +41,7 @@ from embedps.checkpoint.tools.stats import print_statistics, read_statistics
 from embedps.checkpoint.tools.stats_page import make_page
 from embedps.checkpoint.tools.verify import verify
 from embedps.config_fields import option, section
-from embedps.console import command_line, flags
+from embedps.console import command_line
 from embedps.console.lines import say
 from embedps.console.tables import make_console
 from embedps.errors import CheckpointError, UsageError
@@ -50,15 +50,7 @@ from embedps.storage import file_io
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.checkpoint") -> int:
     """Runs one command; returns its exit code."""
-    commands = {name: config.__doc__ or "" for name, (config, _) in _COMMANDS.items()}
-    name = command_line.choose(commands, arguments, prog, __doc__)
-    config, command = _COMMANDS[name]
-    read = flags.read(config, arguments[1:], f"{prog} {name}", config.__doc__)
-    directory = CheckpointDirectory(read.directory)
-    if not directory.path.is_dir():
-        raise UsageError(f"there is no directory {str(directory.path)!r}")
-    with command_line.sigterm_interrupts():
-        return command(directory, read)
+    return directory_command.run(_COMMANDS, arguments, prog, __doc__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -366,7 +358,7 @@ def _counted(
             yield batch
 
 
-_COMMANDS: dict[str, tuple[type[Any], Callable[[CheckpointDirectory, Any], int]]] = {
+_COMMANDS: directory_command.Commands = {
     "inspect": (InspectConfig, _inspect),
     "stats": (StatsConfig, _stats),
     "verify": (VerifyConfig, _verify),

@@ -71,6 +71,7 @@ def test_rows_and_network_are_those_of_the_other_run(
     assert not list(model_dir.glob("warm-start-*"))
     resumed = start(dataset, tmp_path / "m", **{"from": str(tmp_path / "gone")})
     assert "starts from" not in said(resumed)
+    assert f"--from {tmp_path / 'gone'} has no effect" in said(resumed)
     assert resumed.fit().summary["finished"]
 
 

@@ -7,6 +7,7 @@ holds and loads that base. Then all older manifests go, with their files.
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import re
 import secrets
 import time
@@ -168,10 +169,18 @@ def _traces_in(
         elif path.suffix == ".arrow" and path.name != "dense.arrow":
             if _holds(path, table, ids):
                 yield f"{path}: has rows, counters or removals of ids"
-        elif numbers is not None and numbers.search(path.read_bytes()):
+        elif numbers is not None and _is_in(path, numbers):
             yield f"{path}: has one of the ids as a number"
     except (CheckpointError, pa.ArrowException, OSError) as error:
         yield f"{path}: cannot be read: {error}"
+
+
+def _is_in(path: Path, numbers: re.Pattern[bytes]) -> bool:
+    """Searches a file of any size without a copy of it in memory."""
+    if not path.stat().st_size:
+        return False  # which cannot be mapped
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return numbers.search(content) is not None
 
 
 def _holds(path: Path, table: str, ids: np.ndarray) -> bool:

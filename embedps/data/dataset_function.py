@@ -38,6 +38,7 @@ from embedps.data.unit_reader import NUMERICS, Batch
 from embedps.errors import UsageError
 
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_SHUFFLE_OPS = ("ShuffleDataset", "ShuffleDatasetV3", "ShuffleAndRepeatDatasetV2")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,8 @@ class DatasetFunction:
       pipelines: how many datasets there are. A unit of a resumable one reads past the batches
         before it in its pipeline, so more pipelines read less.
       resumable: whether each dataset gives the same batches each time it is read. Then a run
-        visits each batch at least once per epoch, whoever dies.
+        visits each batch at least once per epoch, whoever dies. A shuffle without a seed is
+        refused.
     """
 
     function: Callable[[tf.distribute.InputContext], tf.data.Dataset]
@@ -84,7 +86,13 @@ class DatasetFunction:
             input_pipeline_id=pipeline,
             num_replicas_in_sync=1,
         )
-        made = self.function(context)
+        # A resumed run has another global seed, which would change the order of each shuffle.
+        graph = tf.compat.v1.get_default_graph()
+        before, graph.seed = graph.seed, None
+        try:
+            made = self.function(context)
+        finally:
+            graph.seed = before
         if not isinstance(made, tf.data.Dataset):
             raise UsageError(
                 f"dataset_fn must give a tf.data.Dataset but gave a {type(made).__name__}"
@@ -182,7 +190,8 @@ class DatasetReader:
 
         Raises:
           UsageError: a column is absent, or of another dtype or shape than the model's; or the
-            dataset calls Python, and the workers are other processes.
+            dataset is resumable and has another order each time it is read; or it calls Python,
+            and the workers are other processes.
         """
         self.batch_rows = batch_rows
         self._source, self._columns = source, columns
@@ -198,6 +207,12 @@ class DatasetReader:
         given = _by_name(self._spec, *self._names)
         for name, dtype in self._dtypes.items():
             _check(name, given, dtype, is_list=name in self._lists, batch_rows=batch_rows)
+        if source.resumable and _shuffles_anew(made, graph):
+            raise UsageError(
+                "dataset_fn must give the same batches each time it is read, but shuffles without "
+                "a seed, or outside of the function: give each shuffle and list_files a seed, or "
+                "use embedps.DatasetFunction(function=..., resumable=False)"
+            )
         if not remote:
             return
         if any(outer.dtype == tf.variant for outer, _ in graph.captures):
@@ -345,6 +360,29 @@ def describe_dataset(
         splits={"train": none, "eval": none},
     ).save()
     return Dataset.open(root)
+
+
+def _shuffles_anew(made: tf.data.Dataset, graph: Any) -> bool:
+    """Tells whether a dataset, made in a graph, has another order each time it is read."""
+    graph_def = graph.as_graph_def()
+    for nodes in (graph_def.node, *(each.node_def for each in graph_def.library.function)):
+        constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+        for node in nodes:
+            if node.op not in _SHUFFLE_OPS:
+                continue
+            seeds = [constants.get(name.partition(":")[0]) for name in node.input[2:4]]
+            if all(seed is not None and not tf.make_ndarray(seed) for seed in seeds):
+                return True
+    # One that was made before goes on with its random numbers, also if they have a seed.
+    left = [made]
+    while left:
+        each = left.pop()
+        if isinstance(each._variant_tensor, tf.__internal__.EagerTensor):
+            fixed = not getattr(each, "_reshuffle_each_iteration", False)
+            if hasattr(each, "_seed2") and not (fixed and (each._seed or each._seed2)):
+                return True
+        left += each._inputs()
+    return False
 
 
 def _by_name(element: Any, label: str, weight: str) -> dict[str, Any]:

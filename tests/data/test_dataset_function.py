@@ -45,6 +45,12 @@ def function_of(dataset: Dataset) -> Callable[[tf.distribute.InputContext], tf.d
     return make
 
 
+def in_parts(data: tf.data.Dataset, seed: int | None) -> tf.data.Dataset:
+    """Shuffles within a function of the dataset."""
+    parts = tf.data.Dataset.range(1).interleave(lambda _: data.shuffle(9, seed=seed))
+    return parts.apply(tf.data.experimental.assert_cardinality(data.cardinality()))
+
+
 def test_rows_in_memory_train_the_bits_of_the_same_rows_in_files_also_when_resumed(
     tmp_path, dataset
 ):
@@ -127,6 +133,8 @@ def test_generator_of_tuples_trains_without_files_and_the_model_predicts(tmp_pat
         (lambda d: d.take(0), "must be known but is 0"),
         (lambda d: d.map(lambda x: x["I1"]), "must be a dict of columns by name"),
         (lambda d: 7, "dataset_fn must give a tf.data.Dataset but gave a int"),
+        (lambda d: d.shuffle(9), "same batches each time it is read, but shuffles without a seed"),
+        (lambda d: in_parts(d, None), "give each shuffle and list_files a seed, or use"),
     ],
 )
 def test_dataset_that_does_not_fit_is_refused_in_one_line(tmp_path, dataset, change, message):
@@ -134,6 +142,23 @@ def test_dataset_that_does_not_fit_is_refused_in_one_line(tmp_path, dataset, cha
     with pytest.raises(UsageError, match=message) as refused:
         make_trainer(dataset, tmp_path, dataset_fn=lambda context: change(made(context)))
     assert "\n" not in str(refused.value)
+
+
+def test_shuffle_with_a_seed_has_one_order_unless_it_was_made_before(tmp_path, dataset):
+    make = function_of(dataset)
+    for name, sittings in (("whole", [2]), ("resumed", [1, 2])):
+        for epochs in sittings:
+            make_trainer(
+                dataset,
+                tmp_path / name,
+                epochs=epochs,
+                dataset_fn=lambda context: in_parts(make(context).shuffle(9, seed=1), 2),
+                **FIELDS,
+            ).fit()
+    assert_same_checkpoint(tmp_path / "whole", tmp_path / "resumed")
+    before = make(tf.distribute.InputContext()).shuffle(9, seed=1)
+    with pytest.raises(UsageError, match="shuffles without a seed, or outside of the function"):
+        make_trainer(dataset, tmp_path / "before", dataset_fn=lambda _: before)
 
 
 @pytest.mark.parametrize(

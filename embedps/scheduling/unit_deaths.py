@@ -113,11 +113,6 @@ class UnitDeaths:
             raise error
 
     @property
-    def is_counted(self) -> bool:
-        """Whether deaths are counted at all."""
-        return self._limit < math.inf
-
-    @property
     def set_aside(self) -> list[str]:
         """What is set aside, in a user's words."""
         with self._lock:

@@ -20,6 +20,7 @@ class HalfCalls:
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b""))
         self._stream = -1
         self._received = b""
+        self._ended: set[int] = set()  # gRPC may end a call twice: by its trailers, and by a reset
 
     def send(self, path: str, part: bytes | None = None, *, ends: bool = False) -> int:
         """Begins a call, and gives its number.
@@ -55,8 +56,10 @@ class HalfCalls:
             kind, flags, stream, payload = self._next_frame()
             if kind == _HEADERS:
                 said[stream] = payload
-            if stream and (kind == _RESET or (kind == _HEADERS and flags & _END_STREAM)):
-                found.setdefault(stream, said.get(stream, b""))
+            is_end = kind == _RESET or (kind == _HEADERS and flags & _END_STREAM)
+            if stream and is_end and stream not in self._ended:
+                self._ended.add(stream)
+                found[stream] = said.get(stream, b"")
         return list(found.items())
 
     def close(self) -> None:

@@ -196,7 +196,8 @@ def set_up(
         check_tables(last, collection.tables, embedding_dim=model.embedding_dim)
         changes += [*eviction_changes(last, collection), *dtype_changes(last, collection)]
         if config.warm_start.model is not None:
-            changes.append(f"--from {config.warm_start.model} has no effect: only a new run has it")
+            unused = f"--from {config.warm_start.model} has no effect"
+            changes.append(f"{unused}: the run goes on from its own checkpoint")
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)

@@ -1,5 +1,6 @@
 """What the tests of whole commands share: to start one, to wait for it, to read what it left."""
 
+import contextlib
 import json
 import os
 import select
@@ -124,8 +125,9 @@ def processes_with(text: str) -> dict[int, str]:
             command = (folder / "cmdline").read_bytes()
             seen = (folder / "environ").read_bytes() + os.readlink(folder / "fd" / "1").encode()
             for file in (folder / "fd").iterdir():
-                if os.readlink(file).startswith(f"/memfd:{forked.REQUEST} "):
-                    command = file.read_bytes()
+                with contextlib.suppress(FileNotFoundError):  # closed since the folder was read
+                    if os.readlink(file).startswith(f"/memfd:{forked.REQUEST} "):
+                        command = file.read_bytes()
             state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue

@@ -24,6 +24,7 @@ from tests.commands import (
     summary_of,
     tf_config,
     train,
+    until,
     wait_until_gone,
 )
 
@@ -220,7 +221,7 @@ def test_ctrl_c_ends_training_in_good_order_and_its_evaluator(tmp_path, dataset)
     fields = (*SMALL, "--epochs=400", "--delta-secs=0.2", "--log-secs=0.05")
     process = train(dataset, model_dir, *fields)
     read_until(process, " s ago")
-    assert any("embedps.evaluate" in line for line in processes_with(str(model_dir)).values())
+    until(lambda: "embedps.evaluate" in str(processes_with(str(model_dir))))
     process.send_signal(signal.SIGINT)
     out = finish(process)
     assert "stopped; run the same command again to resume" in out
@@ -233,7 +234,7 @@ def test_evaluator_ends_with_a_trainer_that_is_killed(tmp_path, dataset):
     model_dir = tmp_path / "m"
     process = train(dataset, model_dir, *SMALL, "--epochs=400", "--log-secs=0.05")
     read_until(process, "units ")
-    assert len(processes_with(str(model_dir))) >= 2
+    until(lambda: len(processes_with(str(model_dir))) >= 2)
     process.kill()
     process.communicate()
     wait_until_gone(str(model_dir))

@@ -23,7 +23,14 @@ from embedps.cluster.local_processes import _free_ports
 from embedps.data.dataset import Dataset
 from tests import forked
 from tests.builders import ROOT, dataset_fixture, latest
-from tests.commands import environment, processes_with, summary_of, tf_config, wait_until_gone
+from tests.commands import (
+    environment,
+    processes_with,
+    summary_of,
+    tf_config,
+    until,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -398,7 +405,7 @@ def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, prog
     model_dir = tmp_path / "m"
     run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}")
     run.wait_for("delta")
-    assert len(processes_with(str(model_dir))) == 6  # servers and evaluator too
+    until(lambda: len(processes_with(str(model_dir))) == 6)  # servers and evaluator too
     os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
     while not (model_dir / "restarts.json").exists():
         run.wait_for("units ")

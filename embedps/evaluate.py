@@ -60,6 +60,11 @@ class EvaluateConfig(RunOptions):
         "with --once or --number: a Parquet file to write, with the file, row, labels and "
         "predictions of each example",
     )
+    shared: bool = option(
+        False,
+        "score each checkpoint together with other processes, here or elsewhere, that are given "
+        "this too",
+    )
     resumed_after: int = option(
         -1,
         "the run was resumed after checkpoint N: none up to N is its last",
@@ -75,6 +80,11 @@ class EvaluateConfig(RunOptions):
         if self.once and self.number is not None:
             raise UsageError(
                 "--once scores the newest checkpoint, --number another: give one of them"
+            )
+        if self.shared and (self.number is not None or self.scores is not None):
+            raise UsageError(
+                "--shared scores the newest checkpoints for evaluation.jsonl: give it without "
+                "--number and --scores"
             )
         if self.scores is None:
             return
@@ -129,6 +139,7 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
         batch_rows=config.batch_size,
         num_shards=config.num_shards,
         seed=run.seed,
+        is_shared=config.shared,
         on_progress=lambda *progress: display.show(evaluator, *progress),
     )
     try:
@@ -150,9 +161,13 @@ def _score(
         display.report(evaluator.evaluate(number), is_logged=False)
     elif config.once:
         found = evaluator.evaluate_latest(newer_than=-1)
-        if found is None:
+        if found is not None:
+            display.report(found[1])
+        elif config.shared and (latest := run.directory.latest()) is not None:
+            say(f"step {latest.step}: another process adds the scores to evaluation.jsonl")
+        else:
             raise run.has_none()
-        display.report(found[1])
+        evaluator.clean()
     else:
         scored = max((e["number"] for e in read_evaluations(run.path)), default=-1)
         evaluator.follow(

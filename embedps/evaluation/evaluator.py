@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain, make_eval_unit
-from embedps.errors import UsageError
+from embedps.errors import CheckpointError, UsageError
 from embedps.evaluation.example_scores import ExampleScorer, write_scores
 from embedps.evaluation.restored_model import RestoredModel
-from embedps.metrics import ClickScores
+from embedps.evaluation.shared_scoring import SharedScoring
+from embedps.metrics import ClickScores, Counts
 from embedps.run.summary import append_evaluation
 from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.ledger import Ledger, Unit
@@ -124,6 +126,7 @@ class Evaluator(RestoredModel):
         batch_rows: int = EVAL_BATCH_ROWS,
         num_shards: int = 1,
         seed: int = 0,
+        is_shared: bool = False,
         on_progress: OnProgress | None = None,
     ) -> None:
         """Makes empty tables and an untrained network.
@@ -135,6 +138,7 @@ class Evaluator(RestoredModel):
           num_shards: of each table in this process; the scores do not depend on it.
           seed: the run's, for random values that the network draws when it is made and that
             checkpoints do not hold.
+          is_shared: score the newest manifest together with other such evaluators.
           on_progress: called after each unit that is scored for a manifest.
 
         Raises:
@@ -142,7 +146,8 @@ class Evaluator(RestoredModel):
           DatasetError: there is no such split.
         """
         self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
-        self._ledger()  # raises now, and not when the first checkpoint is there
+        state = self._ledger().state()  # raises now, and not when the first checkpoint is there
+        self._shared = SharedScoring(directory.path, split=state["dataset"]) if is_shared else None
         self._dataset, self._batch_rows = dataset, batch_rows
         super().__init__(recommender, dataset, directory, num_shards=num_shards, seed=seed)
         self._eval_unit = make_eval_unit(
@@ -158,25 +163,45 @@ class Evaluator(RestoredModel):
         Raises:
           DatasetError: a file of the split cannot be read.
         """
-        accumulator = self._model.accumulator(training=False)
+        units, score = self._units()
+        return self._total(map(score, units))
+
+    def _units(self) -> tuple[range, Callable[[int], Counts]]:
+        """Gives the positions of the units, and what scores one and shows the progress."""
+        units = list(iter(self._ledger().take, None))
         candidates = self._model.encode_candidates(self._collection)
-        ledger = self._ledger()
-        done = 0
-        while (unit := ledger.take()) is not None:
+        here, done = self._model.accumulator(training=False), itertools.count(1)
+
+        def score(position: int) -> Counts:
             try:
-                counts = self._eval_unit(*eval_arguments(unit), *candidates)
+                counts: Counts = self._eval_unit(*eval_arguments(units[position]), *candidates)
             except tf.errors.OpError as error:
                 raise explain(error) from error
-            accumulator.add(counts)
-            done += 1
+            here.add(counts)
             if self._on_progress is not None and self._applied is not None:
-                self._on_progress(self._applied, done, ledger.num_units, accumulator.result())
+                self._on_progress(self._applied, next(done), len(units), here.result())
+            return counts
+
+        return range(len(units)), score
+
+    def _total(self, counts: Iterable[Counts]) -> ClickScores:
+        accumulator = self._model.accumulator(training=False)
+        for each in counts:
+            accumulator.add(each)
         return accumulator.result()
 
-    def evaluate_latest(self, *, newer_than: int) -> tuple[Manifest, Evaluation] | None:
-        """Scores the newest manifest, unless its number is at most `newer_than`.
+    def _scores_of(self, manifest: Manifest) -> ClickScores | None:
+        """Scores the split, with others if it is shared; None if one of them logs the scores."""
+        if self._shared is None:
+            return self.score()
+        counts = self._shared.counts(manifest.number, *self._units())
+        return None if counts is None else self._total(counts)
 
-        A lease keeps the manifest's files meanwhile.
+    def evaluate_latest(self, *, newer_than: int) -> tuple[Manifest, Evaluation] | None:
+        """Scores the newest manifest, or that which others score, unless it is up to `newer_than`.
+
+        A lease keeps the manifest's files meanwhile. Gives None if there is none, or if another
+        evaluator that shared the scoring adds it to evaluation.jsonl.
         """
         if max(self._directory.numbers(), default=-1) <= newer_than:
             return None
@@ -184,13 +209,24 @@ class Evaluator(RestoredModel):
             if not self._follower.is_open:
                 stack.enter_context(self._follower)
             began = time.time()
-            while (advance := self._follower.next()) is not None:
-                self._apply(advance)
+            if not self._join(newer_than):
+                while (advance := self._follower.next()) is not None:
+                    self._apply(advance)
             manifest = self._applied
             if manifest is None or manifest.number <= newer_than:
                 return None
-            evaluation = self._evaluation(manifest, began)
-        return manifest, evaluation
+            metrics = self._scores_of(manifest)
+        return None if metrics is None else (manifest, _evaluation(manifest, metrics, began))
+
+    def _join(self, newer_than: int) -> bool:
+        """Moves to the manifest that others score, if they do and it is still there."""
+        begun = None if self._shared is None else self._shared.begun()
+        if begun is None or begun <= newer_than:
+            return False
+        with contextlib.suppress(CheckpointError):
+            self._apply(self._follower.to(begun))
+            return True
+        return False
 
     def evaluate(self, number: int) -> Evaluation:
         """Scores one manifest.
@@ -202,7 +238,7 @@ class Evaluator(RestoredModel):
         with self._follower:
             advance = self._follower.to(number)
             self._apply(advance)
-        return self._evaluation(advance.manifest, began)
+        return _evaluation(advance.manifest, self.score(), began)
 
     def write_scores(self, path: Path, on_progress: Callable[[int], None]) -> int:
         """Writes the scores of each example of the split, for the manifest that was scored last.
@@ -238,17 +274,6 @@ class Evaluator(RestoredModel):
         told = {"embedps.number": str(manifest.number), "embedps.step": str(manifest.step)}
         return write_scores(path, tables(), told)
 
-    def _evaluation(self, manifest: Manifest, began: float) -> Evaluation:
-        metrics = self.score()
-        now = time.time()
-        return Evaluation(
-            number=manifest.number,
-            step=manifest.step,
-            metrics=metrics,
-            secs=now - began,
-            lag_secs=now - manifest.wall_time,
-        )
-
     def follow(
         self,
         report: Callable[[Evaluation], None],
@@ -268,6 +293,12 @@ class Evaluator(RestoredModel):
         # Its lease lasts between scorings too, so that the deltas after this checkpoint stay.
         with self._follower:
             self._follow(report, newer_than, final_after, idle_secs)
+        self.clean()
+
+    def clean(self) -> None:
+        """Removes what is left of scorings that were shared and are over."""
+        if self._shared is not None:
+            self._shared.clean()
 
     def _follow(
         self,
@@ -286,7 +317,9 @@ class Evaluator(RestoredModel):
                 if manifest.final and manifest.number > final_after:
                     return
                 continue
-            # An evaluator before this one may have scored the last manifest.
+            if self._shared is not None:
+                scored = max(scored, self._shared.scored())
+            # An evaluator before this one, or beside it, may have scored the last manifest.
             latest = self._directory.latest()
             if latest is not None and latest.final and final_after < latest.number <= scored:
                 return
@@ -294,3 +327,14 @@ class Evaluator(RestoredModel):
                 return
             if latest is None or latest.number <= scored:
                 time.sleep(_POLL_SECS)
+
+
+def _evaluation(manifest: Manifest, metrics: ClickScores, began: float) -> Evaluation:
+    now = time.time()
+    return Evaluation(
+        number=manifest.number,
+        step=manifest.step,
+        metrics=metrics,
+        secs=now - began,
+        lag_secs=now - manifest.wall_time,
+    )

@@ -114,6 +114,11 @@ def chief_task(config: TrainConfig) -> dict[str, Any] | None:
         raise UsageError("--num-ps is of a local cluster; TF_CONFIG already names one")
     config.cluster.check_way("servers")
     kind, index = task["task"]["type"], task["task"]["index"]
+    if is_of_workers(task):
+        raise UsageError(
+            f"TF_CONFIG says that this process is {kind} {index} of workers without servers, which "
+            "a Trainer of Python cannot lead: run `python -m embedps.train --model MODULE` in each"
+        )
     if kind != "chief":
         raise UsageError(
             f"TF_CONFIG says that this process is {kind} {index}; only the chief trains: start a "

@@ -69,6 +69,13 @@ def test_rows_in_memory_train_the_bits_of_the_same_rows_in_files_also_when_resum
     assert_same_checkpoint(tmp_path / "files", tmp_path / "memory")
 
 
+def test_replicas_train_the_bits_of_the_same_rows_in_files(tmp_path, dataset):
+    way: dict[str, Any] = {"replicas": 2, "shuffle": False, "epochs": 2}
+    for name, made in (("files", None), ("memory", function_of(dataset))):
+        make_trainer(dataset, tmp_path / name, dataset_fn=made, **{**FIELDS, **way}).fit()
+    assert_same_checkpoint(tmp_path / "files", tmp_path / "memory")
+
+
 def test_generator_of_tuples_trains_without_files_and_the_model_predicts(tmp_path):
     """In one pipeline that has no end of its own; the label and the weights come beside."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -207,6 +208,12 @@ class DatasetReader:
         given = _by_name(self._spec, *self._names)
         for name, dtype in self._dtypes.items():
             _check(name, given, dtype, is_list=name in self._lists, batch_rows=batch_rows)
+        if source.resumable and _is_in_any_order(made, graph):
+            raise UsageError(
+                "dataset_fn must give the same batches each time it is read, but has "
+                "deterministic=False: leave that out, or use "
+                "embedps.DatasetFunction(function=..., resumable=False)"
+            )
         if source.resumable and _shuffles_anew(made, graph):
             raise UsageError(
                 "dataset_fn must give the same batches each time it is read, but shuffles without "
@@ -362,10 +369,22 @@ def describe_dataset(
     return Dataset.open(root)
 
 
+def _is_in_any_order(made: tf.data.Dataset, graph: Any) -> bool:
+    """Tells whether a dataset, made in a graph, gives elements as soon as they are ready."""
+    nodes = itertools.chain(*_nodes_of(graph))
+    is_declared = any(node.attr["deterministic"].s == b"false" for node in nodes)
+    return is_declared or made._options_attr.deterministic is False
+
+
+def _nodes_of(graph: Any) -> list[Any]:
+    """Lists the nodes of a graph and of each of its functions."""
+    graph_def = graph.as_graph_def()
+    return [graph_def.node, *(each.node_def for each in graph_def.library.function)]
+
+
 def _shuffles_anew(made: tf.data.Dataset, graph: Any) -> bool:
     """Tells whether a dataset, made in a graph, has another order each time it is read."""
-    graph_def = graph.as_graph_def()
-    for nodes in (graph_def.node, *(each.node_def for each in graph_def.library.function)):
+    for nodes in _nodes_of(graph):
         constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
         for node in nodes:
             if node.op not in _SHUFFLE_OPS:

@@ -45,6 +45,12 @@ def function_of(dataset: Dataset) -> Callable[[tf.distribute.InputContext], tf.d
     return make
 
 
+def in_any_order() -> tf.data.Options:
+    options = tf.data.Options()
+    options.deterministic = False
+    return options
+
+
 def in_parts(data: tf.data.Dataset, seed: int | None) -> tf.data.Dataset:
     """Shuffles within a function of the dataset."""
     parts = tf.data.Dataset.range(1).interleave(lambda _: data.shuffle(9, seed=seed))
@@ -141,6 +147,11 @@ def test_generator_of_tuples_trains_without_files_and_the_model_predicts(tmp_pat
         (lambda d: d.map(lambda x: x["I1"]), "must be a dict of columns by name"),
         (lambda d: 7, "dataset_fn must give a tf.data.Dataset but gave a int"),
         (lambda d: d.shuffle(9), "same batches each time it is read, but shuffles without a seed"),
+        (
+            lambda d: d.map(dict, num_parallel_calls=2, deterministic=False),
+            "same batches each time it is read, but has deterministic=False: leave that out",
+        ),
+        (lambda d: d.with_options(in_any_order()), "but has deterministic=False"),
         (lambda d: in_parts(d, None), "give each shuffle and list_files a seed, or use"),
     ],
 )

@@ -12,18 +12,23 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from embedps import config_fields
 from embedps.checkpoint import directory_command
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.lease import LeaseRenewer
-from embedps.checkpoint.refs import manifest_option, number_of
+from embedps.checkpoint.directory_command import leased
+from embedps.checkpoint.refs import manifest_option
 from embedps.checkpoint.tools.forget import forget, traces
 from embedps.checkpoint.tools.get_rows import get_rows
 from embedps.checkpoint.tools.import_rows import Present, import_rows
+from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.row_input import RowInput, ids_of, read_ids
+from embedps.checkpoint.tools.row_output import BESIDES_SLOTS, check_kind, write_rows
 from embedps.config_fields import option
 from embedps.console import command_line
 from embedps.console.lines import say
+from embedps.errors import UsageError
 from embedps.features.text_values import fingerprint
 
 
@@ -64,15 +69,42 @@ class GetConfig(TableConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportRowsConfig:
+    """Replays base and deltas, and writes a table's rows to a file."""
+
+    directory: str = option(
+        dataclasses.MISSING, "a path, or an s3:// or gs:// URL", metavar="DIR", positional=True
+    )
+    table: str = option(dataclasses.MISSING, "the table", metavar="NAME")
+    output: Path = option(
+        dataclasses.MISSING, "the .parquet, .npz or .safetensors file to write", metavar="FILE"
+    )
+    optimizer_slots: bool = option(True, "write the optimizer slots too")
+    number: int | str | None = manifest_option(
+        None, "a manifest's number, or a ref; default: newest"
+    )
+
+    def __post_init__(self) -> None:
+        config_fields.check(self)
+        check_kind(self.output)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportConfig(TableConfig):
     """Gives a table the vectors of a file, while no run trains."""
 
     input: Path = option(
         dataclasses.MISSING,
-        "a .parquet or .arrow file with the columns id and embedding, and optimizer slots if it "
-        "has them; a .csv file with the column id and one per float; or a .npy file of the vectors",
+        "a .parquet, .arrow, .npz or .safetensors file with id and embedding, and optimizer slots "
+        "if it has them; .csv with id and a column per float; word vectors as text (.vec, .txt); "
+        "or an array: .npy, .safetensors, Keras' .keras or .h5, the .index of a checkpoint of "
+        "TensorFlow",
     )
-    ids: Path | None = option(None, "with a .npy file: the .npy file of the ids")
+    ids: Path | None = option(
+        None, "the ids of an array's rows: .npy, or one per line; else the rows' numbers"
+    )
+    tensor: str | None = option(None, "the array's name, or a part of it", metavar="NAME")
+    optimizer_slots: bool = option(True, "take the optimizer slots that the file has")
     present: Present = option(
         "refuse", "what to do if an id has a row: refuse the import, keep the row or replace it"
     )
@@ -95,14 +127,7 @@ class ForgetConfig(ProveConfig):
 
 def _get(directory: CheckpointDirectory, config: GetConfig) -> int:
     ids = ids_of(config.id, config.fingerprint)
-    with LeaseRenewer(directory, holder="get", is_needed=False) as lease:
-        if config.number is None:
-            manifest = lease.take_latest()
-        else:
-            number = number_of(directory, config.number)
-            manifest = lease.take(number) or directory.read(number)  # which says what there is
-        if manifest is None:
-            raise directory.holds_none()
+    with leased(directory, config.number, "get") as manifest:
         absent = 0
         rows = get_rows(directory, manifest, config.table, ids)
         for text, (number, row) in zip(config.id, rows, strict=True):
@@ -112,10 +137,32 @@ def _get(directory: CheckpointDirectory, config: GetConfig) -> int:
     return 1 if absent else 0
 
 
+def _export(directory: CheckpointDirectory, config: ExportRowsConfig) -> int:
+    with leased(directory, config.number, "export") as manifest:
+        groups = {table["name"]: table["group"] for table in manifest.tables}
+        if config.table not in groups:
+            raise UsageError(f"--table must be one of {sorted(groups)} but is {config.table!r}")
+        saved = (file for save in manifest.chain for file in save.files)
+        files = [file for file in saved if file.group == groups[config.table]]
+        directory.check_content(manifest, files)
+        schema, batches = stream_table(directory, manifest, config.table)
+        if not config.optimizer_slots:
+            schema = pa.schema([field for field in schema if field.name in BESIDES_SLOTS])
+            batches = (batch.select(schema.names) for batch in batches)
+        num_rows = write_rows(config.output, schema, batches)
+    say(
+        f"{config.output}: {num_rows:,} rows of {config.table} "
+        f"from manifest {manifest.number}, step {manifest.step:,}"
+    )
+    return 0
+
+
 def _import(directory: CheckpointDirectory, config: ImportConfig) -> int:
     given = RowInput(
         path=config.input,
         ids=config.ids,
+        tensor=config.tensor,
+        optimizer_slots=config.optimizer_slots,
         text_ids=config.text_ids,
         fingerprint=config.fingerprint,
     )
@@ -159,6 +206,7 @@ def _prove_absent(directory: CheckpointDirectory, config: ProveConfig) -> int:
 
 _COMMANDS: directory_command.Commands = {
     "get": (GetConfig, _get),
+    "export": (ExportRowsConfig, _export),
     "import": (ImportConfig, _import),
     "forget": (ForgetConfig, _forget),
     "prove-absent": (ProveConfig, _prove_absent),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from embedps import table
 from embedps.checkpoint import __main__ as checkpoint
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
@@ -103,6 +104,11 @@ def train(dataset: Dataset, model_dir: Path, *more: str, **env: str) -> subproce
 def checkpoint_command(arguments: Sequence[str]) -> int:
     """Runs `embedps.checkpoint` in this process; gives its exit code."""
     return command_line.run(checkpoint.main, arguments)
+
+
+def table_command(*arguments: object) -> int:
+    """Runs `embedps.table` in this process; gives its exit code."""
+    return command_line.run(table.main, [*map(str, arguments)])
 
 
 def summary_of(model_dir: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from embedps import table
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.format.quantize import Encoding
@@ -17,22 +16,17 @@ from embedps.checkpoint.tools import import_rows as importing
 from embedps.checkpoint.tools import replay
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.verify import verify
-from embedps.console import command_line
 from embedps.features.text_values import fingerprint
 from embedps.run.run_lock import RunLock
 from embedps.tables import RowwiseAdagrad
 from embedps.training.checkpoint_writer import CheckpointWriter
 from tests.checkpoint.builders import GROUP, CheckpointRun, Record
 from tests.checkpoint.readers import newest_of, read_chain
-from tests.commands import checkpoint_command
+from tests.commands import table_command as main
 from tests.tables.builders import make_collection, make_table, rows_of
 
 NEW_IDS = np.array([100, 101, 102, -5, 2**62], np.int64)
 FLOATS = np.arange(2 * len(NEW_IDS), dtype=np.float32).reshape(-1, 2) + 0.5
-
-
-def main(*arguments: object) -> int:
-    return command_line.run(table.main, [*map(str, arguments)])
 
 
 def lists(floats: np.ndarray) -> pa.Array:
@@ -163,11 +157,39 @@ def test_ids_that_are_there_are_refused_kept_or_replaced(
     assert "no row of C1 is new: 3 ids had a row" in capsys.readouterr().out
 
 
-def test_an_export_comes_back_with_its_slots(tmp_path, capsys):
+def read_file(path: Path) -> dict[str, list]:
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pydict()
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return {name: arrays[name].tolist() for name in arrays}
+    content = path.read_bytes()
+    first = 8 + int.from_bytes(content[:8], "little")
+    found = {}
+    for name, entry in json.loads(content[8:first]).items():
+        begin, end = entry["data_offsets"]
+        kind = {"I64": np.int64, "F32": np.float32, "U32": np.uint32}[entry["dtype"]]
+        values = np.frombuffer(content[first + begin : first + end], kind)
+        found[name] = values.reshape(entry["shape"]).tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npz", "safetensors"])
+def test_an_export_comes_back_with_its_slots_or_without(tmp_path, capsys, kind):
     directory = make_directory(tmp_path / "m")
-    file = tmp_path / "rows.parquet"
-    export = ["export", str(directory.path), "--table", "C1", "--output", str(file)]
-    assert checkpoint_command(export) == 0
+    file, bare = tmp_path / f"rows.{kind}", tmp_path / f"bare.{kind}"
+    export = ["export", directory.path, "--table", "C1", "--output"]
+    assert main(*export, file) == 0
+    assert "7 rows of C1 from manifest 2, step 200" in capsys.readouterr().out
+    rows = [row | {"table": None} for row in rows_by_id(directory).values()]
+    found = read_file(file)
+    order = np.argsort(found["id"])
+    for name in ("id", "embedding", "accumulator", "last_step", "frequency"):
+        given = [row[name] for row in sorted(rows, key=lambda row: row["id"])]
+        assert [found[name][i] for i in order] == given
+    assert main(*export, bare, "--no-optimizer-slots") == 0
+    assert sorted(read_file(bare)) == ["embedding", "frequency", "id", "last_step"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [bare.name, "m", file.name]
     command = ["import", directory.path, "--table", "C2", "--input", file, "--present", "replace"]
     assert main(*command) == 0
     assert "7 rows of C2" in (out := capsys.readouterr().out)
@@ -177,6 +199,19 @@ def test_an_export_comes_back_with_its_slots(tmp_path, capsys):
     assert {i: [row[k] for k in kept] for i, row in first.items()} == {
         i: [row[k] for k in kept] for i, row in second.items()
     }
+
+
+def test_wrong_export_is_one_line(tmp_path, capsys):
+    directory = make_directory(tmp_path / "m")
+    for arguments, said in (
+        (["--table=C9", "--output=x.npz"], "--table must be one of ['C1', 'C2'] but is 'C9'"),
+        (["--table=C1", "--output=x.txt"], "--output must be a file of .parquet, .npz, .safet"),
+        (["--table=C1", "--output="], "output must not "),
+        (["--table=C1"], "--output is required"),
+    ):
+        assert main("export", directory.path, *arguments) == 2
+        assert said in (error := capsys.readouterr().err)
+        assert error.count("\n") == 1
 
 
 def test_texts_become_their_fingerprints(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Runs `embedps checkpoint inspect|stats|verify|export|compact|diff|evict|rollback|tag DIR`.
+"""Runs `embedps checkpoint inspect|stats|verify|compact|diff|evict|rollback|tag DIR`.
 
 Exit code 0: done, no problem found. 1: a checkpoint is damaged or absent. 2: the command is wrong.
 """
@@ -6,7 +6,6 @@ Exit code 0: done, no problem found. 1: a checkpoint is damaged or absent. 2: th
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import sys
@@ -15,13 +14,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from embedps import config_fields
 from embedps.checkpoint import directory_command
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.directory_command import leased
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.refs import (
     check_name,
     manifest_option,
@@ -34,8 +32,8 @@ from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.diff import CHANGES, diff
 from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.checkpoint.tools.inspect import describe_move, format_bytes, inspect
-from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.rollback import ASIDE_NAME, rollback
+from embedps.checkpoint.tools.row_output import write_parquet
 from embedps.checkpoint.tools.run_statistics import print_run_statistics, read_run_statistics
 from embedps.checkpoint.tools.stats import print_statistics, read_statistics
 from embedps.checkpoint.tools.stats_page import make_page
@@ -94,14 +92,6 @@ class VerifyConfig(InspectConfig):
         super().__post_init__()
         if self.number is not None and self.all:
             raise UsageError("--number and --all must not be given together")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TableExportConfig(InspectConfig):
-    """Replays base and deltas, and writes one table as a Parquet file."""
-
-    table: str = option(dataclasses.MISSING, "the table", metavar="NAME")
-    output: Path = option(dataclasses.MISSING, "the file to write", metavar="FILE.parquet")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,23 +155,6 @@ class TagConfig(CompactConfig):
             raise UsageError("--remove needs a ref's name, and no manifest")
 
 
-@contextlib.contextmanager
-def _leased(
-    directory: CheckpointDirectory, given: int | str | None, command: str
-) -> Iterator[Manifest]:
-    """Reads a manifest, by default the newest, and keeps its files while the block reads them."""
-    with LeaseRenewer(directory, holder=command, is_needed=False) as lease:
-        if given is not None:
-            number = number_of(directory, given)
-            directory.read(number)  # which says what there is
-            lease.hold(number)
-            yield directory.read(number)
-        elif manifest := lease.take_latest():
-            yield manifest
-        else:
-            raise directory.holds_none()
-
-
 def _inspect(directory: CheckpointDirectory, config: InspectConfig) -> int:
     if config.number is None:
         manifest = directory.latest()
@@ -194,7 +167,7 @@ def _inspect(directory: CheckpointDirectory, config: InspectConfig) -> int:
 
 
 def _stats(directory: CheckpointDirectory, config: StatsConfig) -> int:
-    with _leased(directory, config.number, "stats") as manifest:
+    with leased(directory, config.number, "stats") as manifest:
         statistics = read_statistics(directory, manifest)
     console = make_console()
     print_statistics(statistics, console, details=config.details)
@@ -239,23 +212,6 @@ def _verify(directory: CheckpointDirectory, config: VerifyConfig) -> int:
     return 1 if found.problems else 0
 
 
-def _export(directory: CheckpointDirectory, config: TableExportConfig) -> int:
-    with _leased(directory, config.number, "export") as manifest:
-        groups = {table["name"]: table["group"] for table in manifest.tables}
-        if config.table not in groups:
-            raise UsageError(f"--table must be one of {sorted(groups)} but is {config.table!r}")
-        saved = (file for save in manifest.chain for file in save.files)
-        files = [file for file in saved if file.group == groups[config.table]]
-        directory.check_content(manifest, files)
-        schema, batches = stream_table(directory, manifest, config.table)
-        num_rows = _write_parquet(config.output, schema, batches)
-    say(
-        f"{config.output}: {num_rows:,} rows of {config.table} "
-        f"from manifest {manifest.number}, step {manifest.step:,}"
-    )
-    return 0
-
-
 def _compact(directory: CheckpointDirectory, config: CompactConfig) -> int:
     made = compact(directory)
     if made is None:
@@ -274,8 +230,8 @@ def _compact(directory: CheckpointDirectory, config: CompactConfig) -> int:
 
 def _diff(directory: CheckpointDirectory, config: DiffConfig) -> int:
     with (
-        _leased(directory, config.before, "diff") as before,
-        _leased(directory, config.after, "diff") as after,
+        leased(directory, config.before, "diff") as before,
+        leased(directory, config.after, "diff") as after,
     ):
         return _diff_of(directory, before, after, config)
 
@@ -293,7 +249,7 @@ def _diff_of(
     else:
         first = next(changes, None)
         if first is not None:
-            _write_parquet(config.output, first.schema, itertools.chain([first], changes))
+            write_parquet(config.output, first.schema, itertools.chain([first], changes))
     for name in names if config.table is None else [config.table]:
         totals = (f"{counts[name, change]:,} {change}" for change in CHANGES)
         say(f"{name}: {', '.join(totals)}")
@@ -362,26 +318,12 @@ _COMMANDS: directory_command.Commands = {
     "inspect": (InspectConfig, _inspect),
     "stats": (StatsConfig, _stats),
     "verify": (VerifyConfig, _verify),
-    "export": (TableExportConfig, _export),
     "compact": (CompactConfig, _compact),
     "diff": (DiffConfig, _diff),
     "evict": (EvictConfig, _evict),
     "rollback": (RollbackConfig, _rollback),
     "tag": (TagConfig, _tag),
 }
-
-
-def _write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Writes batches to a Parquet file and returns the number of rows."""
-    num_rows = 0
-    with (
-        file_io.write_atomically(path) as file,
-        pq.ParquetWriter(file, schema, compression="zstd") as writer,
-    ):
-        for batch in batches:
-            writer.write_batch(batch)
-            num_rows += batch.num_rows
-    return num_rows
 
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.lease import LeaseRenewer
+from embedps.checkpoint.refs import number_of
 from embedps.console import command_line, flags
 from embedps.errors import UsageError
 
@@ -28,3 +32,20 @@ def run(commands: Commands, arguments: Sequence[str], prog: str, about: str | No
         raise UsageError(f"there is no directory {str(directory.path)!r}")
     with command_line.sigterm_interrupts():
         return command(directory, read)
+
+
+@contextlib.contextmanager
+def leased(
+    directory: CheckpointDirectory, given: int | str | None, command: str
+) -> Iterator[Manifest]:
+    """Reads a manifest, by default the newest, and keeps its files while the block reads them."""
+    with LeaseRenewer(directory, holder=command, is_needed=False) as lease:
+        if given is not None:
+            number = number_of(directory, given)
+            directory.read(number)  # which says what there is
+            lease.hold(number)
+            yield directory.read(number)
+        elif manifest := lease.take_latest():
+            yield manifest
+        else:
+            raise directory.holds_none()

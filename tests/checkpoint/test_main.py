@@ -17,6 +17,7 @@ from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.lease import write_lease
 from tests.checkpoint.builders import make_run
 from tests.commands import checkpoint_command as main
+from tests.commands import table_command
 
 SHARD = "delta-2/dim2/shard-0-of-2.arrow"
 
@@ -203,23 +204,13 @@ def test_inspect_of_an_older_manifest_without_leases(directory, capsys):
     assert "delta-2" not in out
 
 
-def test_export_writes_the_live_rows_as_parquet(directory, tmp_path, capsys):
-    output = tmp_path / "c1.parquet"
-    assert main(["export", str(directory.path), "--table", "C1", "--output", str(output)]) == 0
-    assert "8 rows of C1 from manifest 3, step 300" in capsys.readouterr().out
-    rows = pq.read_table(output).sort_by("id")  # as the chain has them, not by id
-    assert rows["id"].to_pylist() == list(range(8))
-    values = [0.0, 1.0, 2.0, 33.0, 40.0, 5.0, 6.0, 7.0]
-    assert rows["embedding"].to_pylist() == [[value, -value] for value in values]
-
-
 @pytest.mark.parametrize("damage", [damage_truncate, damage_flip, damage_remove])
 def test_export_of_a_damaged_chain_fails_and_writes_nothing(directory, tmp_path, capsys, damage):
     damage(directory)
-    output = tmp_path / "c1.parquet"
-    assert main(["export", str(directory.path), "--table", "C1", "--output", str(output)]) == 1
+    output = tmp_path / "c1.npz"
+    assert table_command("export", directory.path, "--table=C1", "--output", output) == 1
     assert SHARD in capsys.readouterr().err
-    assert not output.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_compact_says_what_it_made(directory, capsys):
@@ -262,13 +253,12 @@ def test_command_is_told_by_a_file(directory, tmp_path, capsys):
     assert "has keys ['before']; it may have ['before_step'," in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "export", "compact"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "stats", "compact"])
 def test_directory_without_a_manifest_is_one_error(tmp_path, capsys, command):
-    more = ["--table", "C1", "--output", "x.parquet"] if command == "export" else []
-    assert main([command, str(tmp_path), *more]) == 1
+    assert main([command, str(tmp_path)]) == 1
     err = capsys.readouterr().err
     assert err == f"embedps: {tmp_path} holds no manifest: nothing was committed there\n"
-    assert main([command, str(tmp_path / "absent"), *more]) == 2
+    assert main([command, str(tmp_path / "absent")]) == 2
     assert "there is no directory" in capsys.readouterr().err
 
 
@@ -284,12 +274,10 @@ def test_directory_that_may_not_be_read_is_one_line(directory, capsys, monkeypat
 
 def test_wrong_arguments_exit_with_two(directory, capsys):
     path = str(directory.path)
-    assert main(["export", path, "--table", "C9", "--output", "x"]) == 2
-    assert "--table must be one of ['C1', 'C2'] but is 'C9'" in capsys.readouterr().err
     assert main(["verify", path, "--number", "1", "--all"]) == 2
     assert main(["inspect", path, "--number", "8"]) == 1
     capsys.readouterr()
-    for arguments in (["export", path], ["grow", path], []):
+    for arguments in (["diff", path], ["grow", path], []):
         assert main(arguments) == 2
         err = capsys.readouterr().err
         assert err.startswith("embedps: ")
@@ -307,25 +295,26 @@ def test_every_command_runs_without_what_is_slow_to_import(directory, tmp_path):
         "    def find_spec(self, name, *_):\n"
         "        if name.split('.')[0] in SLOW: raise ImportError(name)\n"
         "sys.meta_path.insert(0, Refuse())\n"
-        "runpy.run_module('embedps.checkpoint', run_name='__main__', alter_sys=True)\n"
+        "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)\n"
     )
     root = Path(__file__).resolve().parents[2]
 
-    def run(*arguments: str) -> int:
-        command = [sys.executable, "-c", code, *arguments]
+    def run(*arguments: str, module: str = "embedps.checkpoint") -> int:
+        command = [sys.executable, "-c", code, module, *arguments]
         return subprocess.run(command, cwd=root, capture_output=True, check=False).returncode
 
     path = str(directory.path)
     commands = (
         ("inspect", path),
         ("verify", path),
-        ("export", path, "--table", "C1", "--output", str(tmp_path / "c1.parquet")),
         ("diff", path, "1", "3"),
         ("compact", path),
         ("evict", path, "--table", "C1", "--before-step", "1"),
     )
     for command in commands:
         assert run(*command) == 0
+    output = str(tmp_path / "c1.safetensors")
+    assert run("export", path, "--table=C1", "--output", output, module="embedps.table") == 0
     damage_flip(directory)
     assert run("verify", path, "--all") == 1
     assert run("verify", str(directory.path / "absent")) == 2
@@ -335,7 +324,7 @@ def test_every_command_runs_without_what_is_slow_to_import(directory, tmp_path):
 def test_empty_directory_or_output_is_refused(directory, capsys, given):
     assert main(["inspect", given]) == 2
     assert "embedps: directory must not " in capsys.readouterr().err
-    assert main(["export", str(directory.path), "--table=C1", f"--output={given}"]) == 2
+    assert main(["diff", str(directory.path), "1", "3", "--table=C1", f"--output={given}"]) == 2
     assert "embedps: output must not " in capsys.readouterr().err
 
 

@@ -24,7 +24,7 @@ from embedps.evaluation.evaluator import Evaluator
 from embedps.run.run_lock import RunLock
 from embedps.storage.file_lock import RUN_LOCK_NAME
 from tests.builders import LEARN, ROOT, latest, make_dlrm, make_trainer
-from tests.commands import checkpoint_command
+from tests.commands import checkpoint_command, table_command
 
 # Holds the lock, and a process of its own that outlives it.
 HOLDER = """
@@ -111,7 +111,7 @@ def test_readers_and_a_compaction_work_beside_a_run(copied, clicks, tmp_path):
     changes = iter(follow(copied, position=None))
     assert isinstance(next(changes), Reset)
     rows = tmp_path / "C1.parquet"
-    assert checkpoint_command(["export", str(copied), "--table=C1", f"--output={rows}"]) == 0
+    assert table_command("export", copied, "--table=C1", f"--output={rows}") == 0
     assert checkpoint_command(["stats", str(copied)]) == 0
     assert compact(CheckpointDirectory(copied)) is not None
     assert len(latest(copied).chain) == 1

@@ -20,6 +20,7 @@ from embedps.storage.object_store import ObjectPath, ObjectStore, as_path
 from tests.checkpoint.builders import GROUP, CheckpointRun, make_run
 from tests.checkpoint.readers import read_chain
 from tests.commands import checkpoint_command as main
+from tests.commands import table_command
 
 
 def test_urls_become_paths_and_come_back():
@@ -90,7 +91,7 @@ def test_commands_take_a_url(s3_dir, capsys, tmp_path):
     assert main(["inspect", s3_dir]) == 0
     assert "delta-3" in capsys.readouterr().out
     output = tmp_path / "C1.parquet"
-    assert main(["export", s3_dir, "--table", "C1", "--output", str(output)]) == 0
+    assert table_command("export", s3_dir, "--table", "C1", "--output", output) == 0
     assert output.stat().st_size > 0
     capsys.readouterr()
 

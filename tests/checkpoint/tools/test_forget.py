@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedps import table
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.lease import LeaseRenewer
@@ -15,22 +14,18 @@ from embedps.checkpoint.tools import forget as forgetting
 from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.checkpoint.tools.forget import forget, traces
 from embedps.checkpoint.tools.verify import verify
-from embedps.console import command_line
 from embedps.errors import CheckpointError
 from embedps.run.run_lock import RunLock
 from embedps.tables import MinCount
 from embedps.training.checkpoint_writer import CheckpointWriter
 from tests.checkpoint.builders import GROUP, CheckpointRun, Record
 from tests.checkpoint.readers import newest_of, read_chain
+from tests.commands import table_command as main
 from tests.tables.builders import ids as some_ids
 from tests.tables.builders import make_collection, make_table, train
 
 LARGE = 2**40 + 12345
 GONE = np.array([2, 3, 4, LARGE], np.int64)
-
-
-def main(*arguments: object) -> int:
-    return command_line.run(table.main, [*map(str, arguments)])
 
 
 def ids_of(directory: CheckpointDirectory, name: str = "C1") -> list[int]:

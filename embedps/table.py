@@ -22,6 +22,7 @@ from embedps.checkpoint.refs import manifest_option
 from embedps.checkpoint.tools.forget import forget, traces
 from embedps.checkpoint.tools.get_rows import get_rows
 from embedps.checkpoint.tools.import_rows import Present, import_rows
+from embedps.checkpoint.tools.new_table import add_table
 from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.row_input import RowInput, ids_of, read_ids
 from embedps.checkpoint.tools.row_output import BESIDES_SLOTS, check_kind, write_rows
@@ -91,7 +92,7 @@ class ExportRowsConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportConfig(TableConfig):
-    """Gives a table the vectors of a file, while no run trains."""
+    """Gives a table the vectors of a file, while no run trains; may make a directory of vectors."""
 
     input: Path = option(
         dataclasses.MISSING,
@@ -108,6 +109,16 @@ class ImportConfig(TableConfig):
     present: Present = option(
         "refuse", "what to do if an id has a row: refuse the import, keep the row or replace it"
     )
+    dim: int | None = option(
+        None,
+        "floats per row of a new table, in a directory that no run trains in; `embedps train "
+        "--from` begins with it",
+        least=1,
+    )
+
+    @property
+    def makes_directory(self) -> bool:
+        return self.dim is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,6 +177,10 @@ def _import(directory: CheckpointDirectory, config: ImportConfig) -> int:
         text_ids=config.text_ids,
         fingerprint=config.fingerprint,
     )
+    if config.dim is not None:
+        add_table(directory, config.table, config.dim)
+    elif not directory.numbers():
+        raise UsageError(f"{directory.path} holds no checkpoint: --dim makes one of vectors alone")
     made = import_rows(directory, config.table, given, present=config.present)
     said = f"{made.present:,} ids had a row"
     if made.manifest is None:

@@ -15,11 +15,13 @@ from embedps.checkpoint.format.quantize import Encoding
 from embedps.checkpoint.tools import import_rows as importing
 from embedps.checkpoint.tools import replay
 from embedps.checkpoint.tools.compact import compact
+from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.verify import verify
 from embedps.features.text_values import fingerprint
 from embedps.run.run_lock import RunLock
 from embedps.tables import RowwiseAdagrad
 from embedps.training.checkpoint_writer import CheckpointWriter
+from tests.builders import TINY_DLRM, latest, make_trainer
 from tests.checkpoint.builders import GROUP, CheckpointRun, Record
 from tests.checkpoint.readers import newest_of, read_chain
 from tests.commands import table_command as main
@@ -297,3 +299,38 @@ def test_a_stopped_run_goes_on_from_an_import(tmp_path, num_shards, row_dtype):
     for i, expected in zip(given.tolist(), floats.tolist(), strict=True):
         assert list(rows["t", i].embedding) == expected
         assert rows["t", i].slots == ((0.25,),)
+
+
+def test_vectors_in_a_directory_of_their_own_verify_and_begin_a_run(tmp_path, capsys, clicks):
+    """A run takes two tables by name: its steps read and update rows, and leave others alone."""
+    directory = CheckpointDirectory(tmp_path / "vectors")
+    seen = pq.read_table(clicks.directory / "train", columns=["C1"])["C1"].unique().to_pylist()
+    ids = [*seen[:40], *range(2**50, 2**50 + 10)]
+    (tmp_path / "ids.txt").write_text("".join(f"{i}\n" for i in ids))
+    vectors = np.random.default_rng(0).normal(size=(50, TINY_DLRM.embedding_dim))
+    np.save(tmp_path / "a.npy", vectors.astype(np.float32))
+    command = ["import", directory.path, "--input", tmp_path / "a.npy"]
+    command += ["--ids", tmp_path / "ids.txt", "--table"]
+    assert main(*command, "C1") == 2
+    assert "there is no directory" in capsys.readouterr().err
+    for name in ("C1", "C2"):
+        assert main(*command, name, "--dim", TINY_DLRM.embedding_dim) == 0
+    assert "50 rows of C2 from" in capsys.readouterr().out
+    assert main(*command, "C1", "--present", "replace") == 0
+    assert main(*command, "C1", "--dim", 4096) == 2
+    assert "--dim of table 'C1' must be" in capsys.readouterr().err
+    assert verify(directory, directory.numbers()).problems == ()
+    assert compact(directory) is not None
+    assert verify(directory, directory.numbers()).problems == ()
+    trainer = make_trainer(clicks, tmp_path / "m", **{"from": str(directory.path)})
+    assert trainer.fit().summary["finished"]
+    _, batches = stream_table(CheckpointDirectory(tmp_path / "m"), latest(tmp_path / "m"), "C1")
+    rows = {row["id"]: row for batch in batches for row in batch.to_pylist()}
+    expected = dict(zip(ids, vectors.astype(np.float32).tolist(), strict=True))
+    assert all(rows[i]["embedding"] == expected[i] for i in ids[40:])
+    for i in seen[:40]:
+        assert rows[i]["frequency"] > 0
+        assert 0 < np.abs(np.subtract(rows[i]["embedding"], expected[i])).max() < 1
+    command[1] = tmp_path / "m"
+    assert main(*command, "C9", "--dim", 8) == 2
+    assert "--dim adds tables where no run has trained" in capsys.readouterr().err

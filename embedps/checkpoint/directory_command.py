@@ -14,7 +14,9 @@ from embedps.console import command_line, flags
 from embedps.errors import UsageError
 
 Commands: TypeAlias = Mapping[str, tuple[type[Any], Callable[[CheckpointDirectory, Any], int]]]
-"""By name: the config, whose `directory` names the model directory, and what runs with both."""
+"""By name: the config, whose `directory` names the model directory, and what runs with both.
+
+The directory must be there, unless the config `makes_directory`."""
 
 
 def run(commands: Commands, arguments: Sequence[str], prog: str, about: str | None) -> int:
@@ -28,7 +30,7 @@ def run(commands: Commands, arguments: Sequence[str], prog: str, about: str | No
     config, command = commands[name]
     read = flags.read(config, arguments[1:], f"{prog} {name}", config.__doc__)
     directory = CheckpointDirectory(read.directory)
-    if not directory.path.is_dir():
+    if not directory.path.is_dir() and not getattr(read, "makes_directory", False):
         raise UsageError(f"there is no directory {str(directory.path)!r}")
     with command_line.sigterm_interrupts():
         return command(directory, read)

@@ -134,8 +134,8 @@ class _Import:
                 writers.append(stack.enter_context(writer))
             for vectors in given.vectors(self._widths):
                 self.slots |= vectors.floats.keys()
+                hashes = row_hashes(self._table, vectors.ids.copy())
                 for part, writer in zip(self._parts, writers, strict=True):
-                    hashes = row_hashes(self._table, vectors.ids.copy())
                     here = shards_of(hashes, part.num_shards) == part.shard
                     if here.any():
                         writer.write_batch(self._records(part, vectors, here))

@@ -145,14 +145,17 @@ def _safetensors(path: Path) -> dict[str, Any]:
         if length > _MAX_HEADER_BYTES:
             raise ValueError(f"its header must have {_MAX_HEADER_BYTES} bytes but has {length}")
         header = json.loads(file.read(length))
-    return {
-        name: np.memmap(
-            path,
-            dtypes[entry["dtype"]],
-            "r",
-            offset=8 + length + entry["data_offsets"][0],
-            shape=tuple(entry["shape"]),
-        )
-        for name, entry in header.items()
-        if name != "__metadata__" and entry["dtype"] in dtypes and 0 not in entry["shape"]
-    }
+    try:
+        return {
+            name: np.memmap(
+                path,
+                dtypes[entry["dtype"]],
+                "r",
+                offset=8 + length + entry["data_offsets"][0],
+                shape=tuple(entry["shape"]),
+            )
+            for name, entry in header.items()
+            if name != "__metadata__" and entry["dtype"] in dtypes and 0 not in entry["shape"]
+        }
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"its header must describe arrays: {error}") from error

@@ -148,6 +148,9 @@ class RowInput:
             else:
                 name = find_matrix(self.path, arrays, widths[EMBEDDING], self.tensor)
                 columns = {EMBEDDING: arrays[name]}
+                keys = name.removesuffix("-values") + "-keys"  # of a dynamic table of TFRA
+                if keys in arrays:
+                    arrays[ID] = arrays[keys]
             num_rows = columns[EMBEDDING].shape[0]
             shapes = {name: (num_rows, widths[name]) for name in columns}
             if ID in arrays and self.ids is None:

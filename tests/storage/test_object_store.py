@@ -95,6 +95,20 @@ def test_commands_take_a_url(s3_dir, capsys, tmp_path):
     assert output.stat().st_size > 0
     capsys.readouterr()
 
+    (ids := tmp_path / "ids").write_text("1\n")
+    for command, *given in (
+        ["forget", "--ids", ids],
+        ["import", "--input", output, "--present", "keep"],
+        ["import", "--input", output, "--dim", 2],
+    ):
+        assert table_command(command, s3_dir, "--table", "C1", *given) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"an object store has no locks to {command} under: {command} in a local" in line
+    # Half of the rows are in another shard than a run writes them to: see `CheckpointRun`.
+    table_command("get", s3_dir, "--table", "C1", "--id", *range(8))
+    assert '"embedding": [' in capsys.readouterr().out
+    assert run.directory.numbers() == [1, 2, 3]
+
     entry = run.directory.read(3).files[1]
     path = run.directory.file(entry)
     data = bytearray(path.read_bytes())

@@ -1,7 +1,7 @@
 """Makes a chain, then does one thing with it and prints the memory that took, as JSON.
 
     python -m tests.checkpoint.memory_program make DIR NUM_ROWS
-    python -m tests.checkpoint.memory_program compact|export|diff DIR
+    python -m tests.checkpoint.memory_program diff|export|import|compact DIR
 
 Memory is what the process has to itself: pages of mapped files are the system's to take.
 """
@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from embedps.checkpoint.__main__ import main as command
+from embedps import table
+from embedps.checkpoint import __main__ as checkpoint
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import FileEntry, SaveKind, SaveSet
 from embedps.checkpoint.tools import replay
@@ -81,7 +82,8 @@ def measured(arguments: list[str]) -> dict[str, int]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    code = command(arguments)
+    command = table if arguments[0] in ("export", "import") else checkpoint
+    code = command.main(arguments)
     ended.set()
     watcher.join()
     return {"code": code, "bytes": max(most, own_bytes()) - before}
@@ -94,7 +96,8 @@ if __name__ == "__main__":
     else:
         more = {
             "compact": [],
-            "export": ["--table", "C1", "--output", f"{directory}.parquet"],
+            "export": ["--table", "C1", "--output", f"{directory}.npz"],
+            "import": ["--table", "C2", "--input", f"{directory}.npz"],
             "diff": ["1", "3"],
         }
         print(json.dumps(measured([what, directory, *more[what]])))

@@ -1,4 +1,4 @@
-"""Compaction, export and diff of a chain take memory for what they work on, not for the table."""
+"""Compaction, export, import and diff of a chain hold what they work on, not the table."""
 
 import json
 
@@ -19,7 +19,7 @@ def run(*arguments: str) -> str:
 def test_memory_does_not_grow_with_the_table(tmp_path):
     for size in SIZES:
         run("make", str(tmp_path / str(size)), str(size))
-    for what in ("diff", "export", "compact"):
+    for what in ("diff", "export", "import", "compact"):
         small, large = (
             json.loads(run(what, str(tmp_path / str(size))).splitlines()[-1]) for size in SIZES
         )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import embedps
+from benchmarks import row_visits
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
 from embedps.cluster.embedded import EmbeddedCluster
@@ -23,6 +24,7 @@ from embedps.run.preparation import open_dataset
 from embedps.run.summary import SUMMARY_NAME, read_json
 from embedps.training.trainer import Trainer
 from tests.builders import MIXED, latest, make_config, make_trainer, write_dataset
+from tests.commands import finish, train, until
 from tests.training.test_trainer import chain_rows, visits
 
 ROWS = 1300
@@ -112,6 +114,38 @@ def test_each_row_of_each_day_is_visited_over_kills(tmp_path: Path, capfd: Any) 
     assert sum(each["visited_rows"] for each in before) == 2 * 2 * ROWS
     directory = CheckpointDirectory(model_dir)
     assert not verify(directory, directory.numbers()).problems
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_each_row_of_each_day_is_visited_over_killed_processes(tmp_path: Path) -> None:
+    """Each day's process is killed as soon as it has saved something, and begun again."""
+    rows, model_dir, in_doubt = 40_000, tmp_path / "m", 0
+    flags = ("--model=benchmarks.row_visits", "--batch-size=64", "--unit-rows=1024", "--epochs=2")
+    flags += ("--eval=none", "--delta-secs=0.1", "--log-secs=600")
+    for day in range(2):
+        shards = {"train": [rows], "evaluation": [500]}
+        dataset = row_visits.write_dataset(tmp_path / f"day-{day}", seed=day, **shards)
+        process = train(dataset, model_dir, *flags)
+        until(lambda before=day * 2 * rows: examples_of(model_dir) > before)
+        process.kill()
+        process.communicate()
+        killed = latest(model_dir)
+        assert not killed.final
+        in_doubt += 1024 * len(killed.ledger["doing"])
+        assert "resumes from checkpoint" in finish(train(dataset, model_dir, *flags))
+        assert latest(model_dir).progress["examples"] == 2 * rows * (day + 1)
+        seen = row_visits.visits(model_dir, rows)
+        assert seen.min() == 2 * (day + 1)
+        assert seen.sum() <= 2 * rows * (day + 1) + in_doubt
+    before = read_json(model_dir / SUMMARY_NAME)["stages_before"]
+    assert [each["visited_rows"] for each in before] == [2 * rows]
+
+
+def examples_of(model_dir: Path) -> int:
+    """The examples that the newest checkpoint holds; 0 without one."""
+    manifest = CheckpointDirectory(model_dir).latest()
+    return 0 if manifest is None else int(manifest.progress["examples"])
 
 
 def test_rows_that_are_left_are_told(tmp_path: Path, capfd: Any) -> None:

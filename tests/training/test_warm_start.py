@@ -13,8 +13,10 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.replay import stream_table
 from embedps.data.dataset import Dataset
 from embedps.errors import DimMismatchError, UsageError
+from embedps.storage.object_store import as_path
 from embedps.training.trainer import Trainer
 from tests.builders import dataset_fixture, dense_of, latest, make_config, make_dlrm, make_trainer
+from tests.commands import SMALL, finish, train
 
 dataset = dataset_fixture()
 
@@ -135,6 +137,54 @@ def test_other_dims_are_refused_cut_or_padded(
         assert {i: row["embedding"] for i, row in found.items()} == {
             i: (row["embedding"] + [0.0] * 6)[:dim] for i, row in expected.items()
         }
+
+
+@pytest.mark.parametrize(
+    ("row_dtype", "fields"),
+    [
+        ("bfloat16", {}),
+        ("float32", {"checkpoint_row_encoding": "int8"}),
+        ("float32", {"checkpoint_row_encoding": "int4", "checkpoint_slot_encoding": "bfloat16"}),
+    ],
+)
+def test_rows_of_fewer_bits_come_as_they_are_read(
+    tmp_path: Path, dataset: Dataset, row_dtype: str, fields: dict[str, Any]
+) -> None:
+    theirs = make_dlrm(dataset, row_dtype=row_dtype)
+    make_trainer(dataset, tmp_path / "from", recommender=theirs, **fields).fit()
+    trainer = start(dataset, tmp_path / "m", **{"from": str(tmp_path / "from")})
+    assert "rows taken with optimizer slots: C1" in said(trainer)
+    model_dir = save(trainer)
+    for table in ("C1", "C2", "C3"):
+        expected, found = rows_of(tmp_path / "from", table), rows_of(model_dir, table)
+        assert found == {i: row | {"last_step": 0} for i, row in expected.items()}
+
+
+def test_rows_come_from_a_bucket_and_go_into_one(
+    tmp_path: Path, dataset: Dataset, source: Path, s3_dir: str
+) -> None:
+    there = as_path(f"{s3_dir}/m")
+    trainer = start(dataset, there, num_shards=2, **{"from": str(source)})
+    assert save(trainer) == there
+    back = start(dataset, tmp_path / "m", **{"from": f"{there}@{latest(there).number}"})
+    assert f"starts from {there}, checkpoint {latest(there).number}, step 0" in said(back)
+    expected = rows_of(source, "C2")
+    assert rows_of(save(back), "C2") == {i: row | {"last_step": 0} for i, row in expected.items()}
+    assert not [each for each in there.iterdir() if each.name.startswith("warm-start-")]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_cluster_begins_with_the_rows(tmp_path: Path, dataset: Dataset, source: Path) -> None:
+    servers = ("--num-ps=2", "--num-workers=1", f"--from={source}", "--eval=none")
+    out = finish(train(dataset, tmp_path / "m", *SMALL, *servers))
+    assert f"starts from {source}, checkpoint {latest(source).number}, step" in out
+    assert f"rows taken with optimizer slots: C1: {len(rows_of(source, 'C1')):,}" in out
+    assert latest(tmp_path / "m").num_shards == 2
+    expected, found = rows_of(source, "C2"), rows_of(tmp_path / "m", "C2")
+    assert found.keys() == expected.keys()  # the same data once more
+    assert all(found[i]["frequency"] > row["frequency"] for i, row in expected.items())
+    assert not list((tmp_path / "m").glob("warm-start-*"))
 
 
 def tables(*names: str) -> embedps.Recommender:

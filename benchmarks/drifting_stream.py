@@ -26,7 +26,7 @@ later ones, at other places too.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,19 +182,8 @@ def write_stream(directory: Path, events: int, *, seed: int = 1) -> dict[str, An
     seen.sort()
     starts = np.flatnonzero(np.concatenate([[True], seen[1:] != seen[:-1]]))
     counts = np.diff(starts, append=events)
-    Dataset(
-        directory=directory,
-        source="benchmarks.lifetime",
-        label="click",
-        timestamp="time",
-        numeric=tuple(NumericFeature(name=name, transform="none") for name in ("x0", "x1")),
-        categorical=tuple(
-            CategoricalFeature(name=name, cardinality=number)
-            for name, number in (("item", len(counts)), ("place", PLACES), ("segment", SEGMENTS))
-        ),
-        schema={field.name: str(field.type) for field in table.schema},
-        splits={"train": Split(rows=events, positives=clicks, files=tuple(files))},
-    ).save()
+    split = Split(rows=events, positives=clicks, files=tuple(files))
+    save_dataset(directory, {"train": split}, table.schema, items=len(counts))
     return {
         "events": events,
         "days": DAYS,
@@ -206,6 +195,32 @@ def write_stream(directory: Path, events: int, *, seed: int = 1) -> dict[str, An
         "planted_auc": round(_auc(*histogram), 5),
         "bytes": sum(file.bytes for file in files),
     }
+
+
+def save_dataset(
+    directory: Path,
+    splits: Mapping[str, Split],
+    schema: pa.Schema,
+    *,
+    items: int,
+    without: Sequence[str] = (),
+) -> None:
+    """Writes what makes a dataset of files of events; it has all features but those `without`."""
+    ids = (("item", items), ("place", PLACES), ("segment", SEGMENTS))
+    Dataset(
+        directory=directory,
+        source="benchmarks.drifting_stream",
+        label="click",
+        timestamp="time",
+        numeric=tuple(NumericFeature(name=name, transform="none") for name in ("x0", "x1")),
+        categorical=tuple(
+            CategoricalFeature(name=name, cardinality=number)
+            for name, number in ids
+            if name not in without
+        ),
+        schema={field.name: str(field.type) for field in schema},
+        splits=splits,
+    ).save()
 
 
 def _auc(negatives: Ids, positives: Ids) -> float:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from embedps.checkpoint.refs import number_of
@@ -106,7 +107,7 @@ def serve(config: ServeConfig) -> None:
             with ThreadPoolExecutor() as both:
                 for server in (grpc_server, rest_server):
                     both.submit(server.stop, config.grace_secs)
-            for model in api.served():
+            for model in (*api.served(), *api.shadows.values()):
                 model.close()
 
 
@@ -130,6 +131,8 @@ def _open(model_dir: str, config: ServeConfig) -> OpenedRun:
         run.directory.read(config.number)
     for ref in config.ref:
         run.directory.read(number_of(run.directory, ref))
+    if config.shadow is not None:
+        number_of(run.directory, config.shadow)  # a damaged one is said later: answers go on
     return run
 
 
@@ -142,6 +145,7 @@ def _first_number(run: OpenedRun, config: ServeConfig) -> int:
 def _add(api: ModelApi, name: str, run: OpenedRun, config: ServeConfig) -> None:
     from embedps.serving.server.live_model import LiveModel
     from embedps.serving.server.served_model import ServedModel
+    from embedps.serving.server.shadow import Shadow
 
     recommender = run.recommender()
     transforms = Transforms.of(run.dataset) if config.raw else None
@@ -157,20 +161,31 @@ def _add(api: ModelApi, name: str, run: OpenedRun, config: ServeConfig) -> None:
             seed=run.seed,
         )
 
-    for ref in reversed(config.ref or (None,)):  # the first last: then the name is served
-        model = ServedModel(
+    def served(ref: str | None) -> ServedModel:
+        return ServedModel(
             name,
             run.directory,
             make,
-            number=config.number,
+            number=None if ref else config.number,
             ref=ref,
             follows=config.follow,
             batching=config.batching,
             on_batch=api.metrics.count_batch(name, ref or ""),
         )
+
+    for ref in reversed(config.ref or (None,)):  # the first last: then the name is served
+        model = served(ref)
         if ref is not None:
             api.refs[name, ref] = model
     api.models[name] = model
+    if config.shadow is not None:
+        api.shadows[name] = Shadow(
+            name,
+            partial(served, config.shadow),
+            share=config.shadow_share,
+            counts=api.metrics.shadow_counts(name, config.shadow),
+            log=config.shadow_log,
+        )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import tensorflow as tf
 import embedps
 from embedps import serve
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.refs import move_ref
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.models import two_tower
@@ -109,17 +110,20 @@ def test_the_quickstarts_curl_asks_a_ranking_and_a_retrieval_model(
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_process_answers_and_drains(
-    tmp_path: Path, clicks: Dataset, history: Path, scores: Callable[[int], np.ndarray]
+    tmp_path: Path, clicks: Dataset, copied: Path, scores: Callable[[int], np.ndarray]
 ) -> None:
+    directory = CheckpointDirectory(copied)
+    move_ref(directory, "canary", directory.numbers()[0])
     token = tmp_path / "token"
     token.write_text("secret\n")
     process = start(
         "embedps.serve",
-        *("--model-dir", str(history), "--name", "clicks"),
-        *("--model-dir", str(history), "--name", "other"),
+        *("--model-dir", str(copied), "--name", "clicks"),
+        *("--model-dir", str(copied), "--name", "other"),
         *("--port", "0", "--rest-port", "0", "--token-file", str(token)),
+        *("--shadow", "canary", "--shadow-share", "1", "--shadow-log", str(tmp_path / "log")),
     )
-    number = latest(history).number
+    number = latest(copied).number
     line = read_until(process, "serves ").splitlines()[-1]
     assert f"serves clicks (checkpoint {number}), other (checkpoint {number}) at" in line
     address, rest = ports(line)
@@ -160,6 +164,10 @@ def test_a_process_answers_and_drains(
     assert f'embedps_manifest_number{{model="clicks",ref=""}} {number}' in text
     assert 'embedps_requests_total{api="grpc",code="OK"} 3' in text
     assert f'embedps_batch_rows_sum{{model="other",ref=""}} {3 * 20}' in text
+    for name in ("clicks", "other"):
+        for outcome in ("scored", "dropped", "failed"):
+            of = f'{{model="{name}",outcome="{outcome}",ref="canary"}}'
+            assert f"embedps_shadow_requests_total{of} " in text
     # Health needs no token; all else does.
     healthy = client.call(
         messages.HEALTH_SERVICE,
@@ -265,6 +273,12 @@ def test_mistakes_get_one_line(tmp_path: Path, history: Path, capsys: Any) -> No
     assert "--ref p is given twice" in complaint(capsys, *flags, "--ref", "p", "p")
     assert "a ref's name must have" in complaint(capsys, *flags, "--ref", "../p")
     assert "give one of them" in complaint(capsys, *flags, "--ref", "p", "--number", "3")
+    assert "needs --shadow REF" in complaint(capsys, *flags, "--shadow-log", tmp_path / "l")
+    told = (*flags, "--shadow", "p")
+    assert "another ref than" in complaint(capsys, *told, "--ref", "p")
+    assert "has no ref 'p': there are none" in complaint(capsys, *told)
+    assert "in a directory that is" in complaint(capsys, *told, "--shadow-log", "/none/l")
+    assert "at most 1" in complaint(capsys, *told, "--shadow-share", "2")
     assert "letters, digits" in complaint(capsys, "--model-dir", history, "--name", "a/b")
     assert "given together" in complaint(capsys, *flags, "--tls-cert", history / "config.json")
     (tmp_path / "config.json").write_bytes((history / "config.json").read_bytes())

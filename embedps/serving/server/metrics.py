@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from embedps.serving.server.served_model import ServedModel
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_DIFFERENCES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_OUTCOMES = ("scored", "dropped", "failed")
 _ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 
 # By name, of each model: what it is, and its value when it is asked.
@@ -51,6 +54,19 @@ _GAUGES: dict[str, tuple[str, Callable[[ServedModel], float]]] = {
 disable_created_metrics()  # of when each counter began
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShadowCounts:
+    """What counts a shadow.
+
+    Attributes:
+      count: a request that was "scored", "dropped" or "failed".
+      observe: the difference of a request that was scored.
+    """
+
+    count: Callable[[str], None]
+    observe: Callable[[float], None]
+
+
 class ServerMetrics:
     """Counts requests and batches, and reads the gauges of the models."""
 
@@ -77,6 +93,19 @@ class ServerMetrics:
             buckets=_ROWS,
             registry=self._registry,
         )
+        self._shadow_requests = Counter(
+            "embedps_shadow_requests_total",
+            "Requests for the shadow: scored, dropped as it was busy, or failed.",
+            ("model", "ref", "outcome"),
+            registry=self._registry,
+        )
+        self._shadow_difference = Histogram(
+            "embedps_shadow_difference",
+            "Mean absolute difference of a request's predictions and the shadow's.",
+            ("model", "ref"),
+            buckets=_DIFFERENCES,
+            registry=self._registry,
+        )
         self._registry.register(_ModelGauges(served))
         # To find a metric by its labels takes longer than to count.
         self._counts_of = functools.cache(
@@ -92,6 +121,14 @@ class ServerMetrics:
     def count_batch(self, model: str, ref: str = "") -> Callable[[int], None]:
         """Gives the function that counts the rows of a model's batches, of a ref if it has one."""
         return self._batch_rows.labels(model, ref).observe
+
+    def shadow_counts(self, model: str, ref: str) -> ShadowCounts:
+        """Gives what counts a model's shadow, of a ref."""
+        outcomes = {o: self._shadow_requests.labels(model, ref, o) for o in _OUTCOMES}
+        difference = self._shadow_difference.labels(model, ref)
+        return ShadowCounts(
+            count=lambda outcome: outcomes[outcome].inc(), observe=difference.observe
+        )
 
     def text(self) -> str:
         """Writes all metrics in Prometheus' text format."""

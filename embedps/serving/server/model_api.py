@@ -21,6 +21,7 @@ from embedps.serving.server.request_reader import UsualRequest
 from embedps.serving.server.request_size import Place, Room
 from embedps.serving.server.requests import Format, Request
 from embedps.serving.server.served_model import ServedModel
+from embedps.serving.server.shadow import Shadow
 
 SIGNATURE = "serving_default"
 TOP_K = "top_k"
@@ -37,7 +38,7 @@ class ModelApi:
         """Starts without models; `models` gets those that answer requests without a version label.
 
         Those of each label, also of the first, are in `refs` by name and ref, before their name is
-        in `models`.
+        in `models`. `shadows` compares answers of those in `models`, by name.
 
         Args:
           token: that each request must carry; None lets all in.
@@ -49,7 +50,8 @@ class ModelApi:
         self.refs: dict[tuple[str, str], ServedModel] = {}
         self.health = Health()
         self._token = token
-        self.metrics = ServerMetrics(self.served)
+        self.shadows: dict[str, Shadow] = {}
+        self.metrics = ServerMetrics(self._measured)
 
     @contextmanager
     def counting(self, api: str) -> Iterator[None]:
@@ -87,6 +89,10 @@ class ModelApi:
         """Lists what is served, under a name or under all."""
         models = dict.fromkeys([*self.models.values(), *self.refs.values()])
         return [m for m in models if name in (None, m.name)]
+
+    def _measured(self) -> list[ServedModel]:
+        shadows = [shadow.model for shadow in list(self.shadows.values())]
+        return [*self.served(), *(model for model in shadows if model is not None)]
 
     def model(self, name: str, version: int | str | None = None) -> ServedModel:
         """Finds a model: by its label, or that of a version if it is served.
@@ -158,9 +164,13 @@ class ModelApi:
         _check_version(model, version)  # before it waits; it may change meanwhile
         with self.room.place() as place:
             request = read(form, place)
-            answer = _ask_of(model, signature)(request, secs_left(deadline))
+            ask = _ask_of(model, signature)
+            answer = ask(request, secs_left(deadline))
         if isinstance(version, int) and answer.number != version:
             raise _other_version(model, version, answer.number)
+        shadow = self.shadows.get(name)
+        if shadow is not None and model is self.models[name] and ask == model.ask:
+            shadow.offer(request, answer)
         if unknown := [each for each in wanted if each not in answer.outputs]:
             raise invalid(
                 f"output_filter must name predictions ({', '.join(answer.outputs)}) but names "

@@ -54,6 +54,16 @@ class ServeConfig(ModelOptions):
         metavar="REF",
         several=True,
     )
+    shadow: str | None = option(
+        None,
+        "a ref that scores a share of the requests too; the differences go to the metrics and to "
+        "--shadow-log, the answers stay",
+        metavar="REF",
+    )
+    shadow_share: float = option(0.1, "of the requests that --shadow scores", above=0, most=1)
+    shadow_log: Path | None = option(
+        None, "a file that gets both predictions of each such request, a line of JSON each"
+    )
     raw: bool = option(False, "add the signature `raw`, which takes what the dataset was made of")
     batching: Batching = section(Batching)
     ranking: Ranking = section(Ranking)
@@ -77,6 +87,14 @@ class ServeConfig(ModelOptions):
                 raise UsageError(f"--ref {ref} is given twice: requests name each ref by its name")
         if self.ref and self.number is not None:
             raise UsageError("--ref follows and --number does not: give one of them")
+        if self.shadow is not None and check_name(self.shadow) in self.ref:
+            raise UsageError(f"--shadow {self.shadow} must be another ref than those of --ref")
+        if self.shadow is None and self.shadow_log is not None:
+            raise UsageError("--shadow-log needs --shadow REF")
+        if self.shadow_log is not None and not self.shadow_log.parent.is_dir():
+            raise UsageError(
+                f"--shadow-log must be a file in a directory that is there but is {self.shadow_log}"
+            )
         if len(self.model_dir) != len(self.name):
             raise UsageError(
                 f"each --model-dir must have a --name but there are {len(self.model_dir)} and "

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ from embedps.serving.server.model_api import ModelApi
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.rest_server import RestServer
 from embedps.serving.server.served_model import ServedModel
+from embedps.serving.server.shadow import Shadow
 from embedps.serving.server.tensor_values import fill
 
 NAME = "clicks"
@@ -49,9 +51,10 @@ def serving(
     more["transforms"] = options.pop("transforms", None)
     number, follows = options.pop("number", None), options.pop("follows", True)
     batching = Batching(max_waiting=max_waiting, part_rows=options.pop("part_rows", 1024))
-    refs = options.pop("refs", ())
-    for ref in reversed(refs or (None,)):
-        model = ServedModel(
+    refs, shadow, log = (options.pop(name, None) for name in ("refs", "shadow", "shadow_log"))
+
+    def serve(ref: str | None) -> ServedModel:
+        return ServedModel(
             NAME,
             directory,
             lambda manifest: LiveModel(recommender, dataset, directory, manifest, **more),
@@ -61,8 +64,14 @@ def serving(
             batching=batching,
             on_batch=api.metrics.count_batch(NAME, ref or ""),
         )
+
+    for ref in reversed(refs or (None,)):
+        model = serve(ref)
         api.refs |= {(NAME, ref): model} if ref else {}
     api.models[NAME] = model
+    if shadow:
+        counts = api.metrics.shadow_counts(NAME, shadow)
+        api.shadows[NAME] = Shadow(NAME, partial(serve, shadow), share=1.0, counts=counts, log=log)
     api.health.set(True)
     servers = (
         GrpcServer(api, host="127.0.0.1", port=0, max_waiting=max_waiting),
@@ -77,7 +86,7 @@ def serving(
         addresses.client.close()
         servers[0].stop(5)
         servers[1].stop(5)
-        for served in api.served():
+        for served in (*api.shadows.values(), *api.served()):
             served.close()
 
 

@@ -46,6 +46,7 @@ from .training.callbacks import EarlyStopping as EarlyStopping
 from .training.callbacks import ReduceLearningRate as ReduceLearningRate
 from .training.callbacks import RunControl as RunControl
 from .training.fit_result import FitResult as FitResult
+from .training.mlflow_callback import MlflowCallback as MlflowCallback
 from .training.run_events import LostWorker as LostWorker
 from .training.run_events import RecoveryEnd as RecoveryEnd
 from .training.run_events import SavedCheckpoint as SavedCheckpoint

@@ -29,6 +29,7 @@ NEED_NO_TENSORFLOW = (
     "LostWorker",
     "MinCount",
     "MinNorm",
+    "MlflowCallback",
     "OptimizerConfig",
     "Recommender",
     "RecoveryEnd",

@@ -107,8 +107,12 @@ class WorkerCluster(EmbeddedCluster):
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gives all workers' numbers, by rank; all must call it, with as many."""
-        found = self.step_workers.all_gather(tf.constant(np.array(numbers, np.int64)), key=_NUMBERS)
-        return tf.reshape(found, [self.step_workers.size, -1]).numpy().tolist()  # type: ignore[no-any-return]
+        # One by one: all calls of a key have one length.
+        each = [
+            self.step_workers.all_gather(tf.constant(np.array([n], np.int64)), key=_NUMBERS)
+            for n in numbers
+        ]
+        return tf.stack(each, axis=1).numpy().tolist()  # type: ignore[no-any-return]
 
     def show(self, values: tf.Tensor) -> tf.Tensor:
         """Gives all workers' values, by rank, in a function of `led`.

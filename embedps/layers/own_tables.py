@@ -85,12 +85,17 @@ class OwnTables:
           container: as of `EmbeddingCollection`, by default a new one.
 
         Raises:
-          UsageError: a table's rows expire by event time.
+          UsageError: a table's rows expire by event time, or are frozen for some steps.
         """
         if aged := event_secs_of(tables_of(features, tables)):
             raise mistake(
                 f"table {next(iter(aged))!r} has a TimeToLive in event time, which only "
                 "embedps.Trainer knows: use steps in Keras mode"
+            )
+        if frozen := [t.name for t in tables_of(features, tables) if t.frozen_steps]:
+            raise mistake(
+                f"table {frozen[0]!r} has frozen_steps, which only embedps.Trainer knows: in Keras "
+                "mode make it trainable=False"
             )
         kernels.load()
         _watch_loss_scaling()

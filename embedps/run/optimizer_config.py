@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from embedps.config_fields import MAX_COUNT, check, option
+from embedps.errors import UsageError
+from embedps.tables.specs import TableSpec
 
 MAX_RATE = 1e30
 """The highest learning rate; it is a float32."""
@@ -54,6 +57,13 @@ class OptimizerConfig:
         least=0,
         most=MAX_RATE,
     )
+    freeze: tuple[str, ...] = option(
+        (),
+        "tables whose rows stay as they are, before that step of the run if it is given: training "
+        "makes, updates and evicts none",
+        metavar="TABLE[,TABLE][:STEP]",
+        several=True,
+    )
     rates_batch_size: int = option(
         0,
         "examples per update that both learning rates are meant for: with others, they are "
@@ -70,6 +80,33 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        self._frozen()
+
+    def declared(self, tables: Sequence[TableSpec]) -> tuple[TableSpec, ...]:
+        """Gives a model's tables as this config declares them.
+
+        Raises:
+          UsageError: it names a table that the model does not have.
+        """
+        found = {table.name: table for table in tables}
+        for name, steps in self._frozen().items():
+            if name not in found:
+                raise UsageError(
+                    f"--freeze {name}: there is no such table, the model has {', '.join(found)}"
+                )
+            frozen = {"trainable": False} if steps is None else {"frozen_steps": steps}
+            found[name] = dataclasses.replace(found[name], **frozen)
+        return tuple(found.values())
+
+    def _frozen(self) -> dict[str, int | None]:
+        """Gives, by table, the first step that changes rows; None if none does."""
+        found: dict[str, int | None] = {}
+        for each in self.freeze:
+            names, colon, steps = each.partition(":")
+            if "" in names.split(",") or (colon and not steps.isdecimal()):
+                raise UsageError(f"freeze must have TABLE[,TABLE][:STEP] but got {each!r}")
+            found |= dict.fromkeys(names.split(","), int(steps) if colon else None)
+        return found
 
     def rate_factor(self, share: float) -> float:
         """Gives the factor of the learning rates after a share of the run, from 0 to 1."""

@@ -1,5 +1,7 @@
 """A model's embedding tables on their shards, with the lookups and updates of a step."""
 
+import functools
+import itertools
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -155,6 +157,7 @@ class EmbeddingCollection:
         self.trainable = trainable
         self.learns = learns
         self._unchanged = unchanged
+        self._step = 0  # the last that `thaw` was told
         self.server_limit = server_limit
         # A new name: a unit that an earlier client left running must not find the stores.
         name = uuid.uuid4().hex
@@ -180,6 +183,7 @@ class EmbeddingCollection:
         self.files = RowFiles(
             self.groups, self._stores, devices=self.devices, optimizer_slots=trainable
         )
+        self._hold_sweeps(True, [g.frozen_steps > 0 for g in self.groups])
         self.evicted_files = (
             EvictedFiles(self.groups, self._stores, devices=self.devices) if keeps_evicted else None
         )
@@ -314,12 +318,24 @@ class EmbeddingCollection:
         Raises:
           UsageError: examples were counted, and the step is None.
         """
-        store, dim = self._stores[group][shard], self.groups[group].dim
+        store, declared = self._stores[group][shard], self.groups[group]
+        dim = declared.dim
         ids, splits, _, examples, _ = asked
         if examples is None:
-            rows = ops.lookup(store, ids, splits, dim=dim, insert=insert and self.learns)
+            inserts = insert and self.learns and declared.trainable
+            look = functools.partial(ops.lookup, store, ids, splits, dim=dim)
+            if inserts and declared.frozen_steps:
+                if step is None:
+                    raise UsageError(
+                        f"a training lookup of tables {[t.name for t in declared.tables]}, which "
+                        "have frozen_steps, must have the step's number: pass lookup(..., step=...)"
+                    )
+                learns = step >= declared.frozen_steps
+                rows = tf.cond(learns, lambda: look(insert=True), lambda: look(insert=False))
+            else:
+                rows = look(insert=inserts)
         elif step is None:
-            named = [t.name for t in self.groups[group].tables if t.admission is not None]
+            named = [t.name for t in declared.tables if t.admission is not None]
             raise UsageError(
                 f"a training lookup of tables {named}, which have an admission, must have the "
                 "step's number: pass lookup(..., step=...)"
@@ -352,6 +368,10 @@ class EmbeddingCollection:
         it first admits ids: so a step counts if and only if its gradients are applied. `learning`,
         bool [n], says which rows to update, by default those of all tables that learn.
         """
+        if not self.groups[group].trainable:
+            return tf.no_op()
+        if frozen_steps := self.groups[group].frozen_steps:
+            is_new = tf.logical_and(is_new, step >= frozen_steps)
         store = self._stores[group][shard]
         ids, splits, gradients, examples, absent = part
         admitted = []
@@ -390,7 +410,7 @@ class EmbeddingCollection:
             if not features:
                 continue
             lengths = [f.max_length or 0 for f in features]
-            if not self.learns:
+            if not (self.learns and group.trainable):
                 rows = [tf.stop_gradient(each) for each in rows]
             combined = ops.combine(
                 rows,
@@ -458,14 +478,21 @@ class EmbeddingCollection:
 
         Returns once all shards have looked at all their rows.
         """
-        self._on_each_store(lambda store: kernels.load().embedps_sweep(store))
+        for group, stores in zip(self.groups, self._stores, strict=True):
+            if group.frozen_steps <= self._step:
+                self._on_stores(stores, lambda store: kernels.load().embedps_sweep(store))
 
     def hold_sweeps(self, held: bool) -> None:
         """Holds the shards' own sweeps, or lets them go on where they were.
 
-        Returns once no row goes any more by age or norm.
+        Returns once no row goes any more by age or norm. Those of frozen tables stay held.
         """
-        self._on_each_store(lambda store: kernels.load().embedps_hold_sweeps(store, held=held))
+        self._hold_sweeps(held, [g.frozen_steps <= self._step for g in self.groups])
+
+    def thaw(self, step: int) -> None:
+        """Lets the sweeps of tables go on whose frozen steps are over."""
+        before, self._step = self._step, step
+        self._hold_sweeps(False, [before < g.frozen_steps <= step for g in self.groups])
 
     def eviction_stats(self) -> dict[str, dict[str, int]]:
         """Counts rows that went over all shards, by table and cause: age, norm, limit and hand."""
@@ -569,12 +596,21 @@ class EmbeddingCollection:
             f"there is no table {table!r}: the tables are {[t.name for t in self.tables]}"
         )
 
+    def _hold_sweeps(self, held: bool, chosen: Sequence[bool]) -> None:
+        for stores in itertools.compress(self._stores, chosen):
+            self._on_stores(
+                stores, lambda store: kernels.load().embedps_hold_sweeps(store, held=held)
+            )
+
     def _on_each_store(self, call: Callable[[tf.Tensor], T]) -> list[T]:
+        return [result for stores in self._stores for result in self._on_stores(stores, call)]
+
+    def _on_stores(self, stores: Sequence[tf.Tensor], call: Callable[[tf.Tensor], T]) -> list[T]:
+        """Calls with the stores of a group."""
         results = []
-        for stores in self._stores:
-            for shard, store in enumerate(stores):
-                with tf.device(self.devices[shard]):
-                    results.append(call(store))
+        for shard, store in enumerate(stores):
+            with tf.device(self.devices[shard]):
+                results.append(call(store))
         return results
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from embedps.tables import specs
 from embedps.tables.optimizers import Optimizer
@@ -10,7 +11,7 @@ from embedps.tables.optimizers import Optimizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableGroup:
-    """Tables of equal dim, optimizer and dtypes, stacked in one store on each shard.
+    """Tables of equal dim, optimizer, dtypes and freeze, stacked in one store on each shard.
 
     Attributes:
       name: the name of its folder in checkpoints, such as "dim16-rowwise_adagrad".
@@ -18,6 +19,8 @@ class TableGroup:
       optimizer: updates the rows.
       row_dtype: of embeddings in memory.
       slot_dtype: of optimizer slots in memory.
+      trainable: whether its rows ever change.
+      frozen_steps: its rows do not change in the steps before this one.
       tables: in declared order. A feature's table is an index into them.
       features: those that look up one of the tables, in declared order.
     """
@@ -27,6 +30,8 @@ class TableGroup:
     optimizer: Optimizer
     row_dtype: specs.RowDtype
     slot_dtype: specs.SlotDtype
+    trainable: bool = True
+    frozen_steps: int = 0
     tables: tuple[specs.TableSpec, ...]
     features: tuple[specs.FeatureSpec, ...]
 
@@ -39,7 +44,7 @@ class TableGroup:
     def counted_tables(self) -> list[bool]:
         """Which tables' examples a training lookup counts; empty if none has an admission."""
         counted = [table.admission is not None for table in self.tables]
-        return counted if any(counted) else []
+        return counted if self.trainable and any(counted) else []
 
     @property
     def stem(self) -> str:
@@ -69,7 +74,7 @@ def stem_of(group_name: str) -> str:
 def group_tables(
     tables: Sequence[specs.TableSpec], features: Sequence[specs.FeatureSpec]
 ) -> tuple[TableGroup, ...]:
-    """Stacks tables of equal dim, optimizer and dtypes; omits tables that no feature uses.
+    """Stacks tables of equal dim, optimizer, dtypes and freeze; omits those no feature uses.
 
     Returns:
       The groups, in the order of their first tables.
@@ -79,23 +84,28 @@ def group_tables(
     """
     tables = specs.tables_of(features, tables)
     used = {f.table_name for f in features}
-    stacks: dict[tuple[int, Optimizer, specs.RowDtype, specs.SlotDtype], list[specs.TableSpec]] = {}
+    stacks: dict[tuple[Any, ...], list[specs.TableSpec]] = {}
     for table in tables:
         if table.name in used:
-            key = (table.embedding_dim, table.optimizer, table.row_dtype, table.slot_dtype)
+            dtypes = (table.row_dtype, table.slot_dtype)
+            frozen = (table.trainable, table.frozen_steps)
+            key = (table.embedding_dim, table.optimizer, *dtypes, *frozen)
             stacks.setdefault(key, []).append(table)
     groups: list[TableGroup] = []
-    for (dim, optimizer, row_dtype, slot_dtype), stacked in stacks.items():
-        stem = _stem(dim, optimizer)
+    for stacked in stacks.values():
+        first = stacked[0]
+        stem = _stem(first.embedding_dim, first.optimizer)
         same = sum(g.stem == stem for g in groups)
         names = {t.name for t in stacked}
         groups.append(
             TableGroup(
                 name=f"{stem}-{same + 1}" if same else stem,
-                dim=dim,
-                optimizer=optimizer,
-                row_dtype=row_dtype,
-                slot_dtype=slot_dtype,
+                dim=first.embedding_dim,
+                optimizer=first.optimizer,
+                row_dtype=first.row_dtype,
+                slot_dtype=first.slot_dtype,
+                trainable=first.trainable,
+                frozen_steps=first.frozen_steps,
                 tables=tuple(stacked),
                 features=tuple(f for f in features if f.table_name in names),
             )

@@ -49,6 +49,8 @@ def make_store(
         t if trainable else dataclasses.replace(t, optimizer=SGD(), eviction=())
         for t in group.tables
     ]
+    if not group.trainable:
+        tables = [dataclasses.replace(t, eviction=()) for t in tables]
     limit = server_limit if trainable else None
     with tf.device(device), _declaration_errors():
         return ops.row_store(

@@ -80,6 +80,8 @@ class TableSpec:
         are a function of (seed, table name, id, step). A value beyond float16's greatest, 65504,
         becomes that.
       slot_dtype: of optimizer slots in memory; they round in the same way.
+      trainable: False leaves the rows as they are: training makes, updates, counts and evicts none.
+      frozen_steps: the same in the steps before this one.
     """
 
     name: str
@@ -93,6 +95,8 @@ class TableSpec:
     eviction: tuple[EvictionPolicy, ...] = ()
     row_dtype: RowDtype = "float32"
     slot_dtype: SlotDtype = "float32"
+    trainable: bool = True
+    frozen_steps: int = 0
 
     def __post_init__(self) -> None:
         check_text("a table's name", self.name)
@@ -119,6 +123,11 @@ class TableSpec:
         if not 0 <= self.capacity < 2**63:
             raise UsageError(
                 f"table {self.name!r}: capacity must be in [0, 2^63) but got {self.capacity}"
+            )
+        if not 0 <= self.frozen_steps < 2**32:
+            raise UsageError(
+                f"table {self.name!r}: frozen_steps must be in [0, 2^32) but got "
+                f"{self.frozen_steps}"
             )
         if self.admission is not None and not isinstance(self.admission, Admission):
             raise UsageError(
@@ -163,7 +172,8 @@ class TableSpec:
     def get_config(self) -> dict[str, Any]:
         """Gives what `from_config` takes, as JSON has it."""
         optimizer = {"kind": self.optimizer.kind, **dataclasses.asdict(self.optimizer)}
-        return from_stored(self.to_json()) | {"optimizer": optimizer}
+        frozen = {"trainable": self.trainable, "frozen_steps": self.frozen_steps}
+        return from_stored(self.to_json()) | {"optimizer": optimizer} | frozen
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TableSpec":

@@ -141,6 +141,11 @@ class WorkerTables(EmbeddingCollection):
         """Holds all workers' sweeps, or lets them go on where they were."""
         self._ask("hold_sweeps", held)
 
+    def thaw(self, step: int) -> None:
+        """Lets the sweeps of all workers' tables go on whose frozen steps are over."""
+        if any(self._step < group.frozen_steps <= step for group in self.groups):
+            self._ask("thaw", step)
+
     def set_oldest_steps(self, steps: Mapping[str, int]) -> None:
         """Sets, by table, the step before which rows are too old by their event time."""
         self._ask("set_oldest_steps", dict(steps))
@@ -170,6 +175,7 @@ class WorkerTables(EmbeddingCollection):
         "admission_stats": EmbeddingCollection.admission_stats,
         "stop_copies": EmbeddingCollection.stop_copies,
         "hold_sweeps": EmbeddingCollection.hold_sweeps,
+        "thaw": EmbeddingCollection.thaw,
         "set_oldest_steps": EmbeddingCollection.set_oldest_steps,
         "scan": _scan,
     }

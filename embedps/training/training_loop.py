@@ -160,6 +160,7 @@ class TrainingLoop:
             )
             self._score(line)  # a checkpoint that the previous run saved and did not score
             while not self.finished and not stop.is_set():
+                self._setup.collection.thaw(self._ledger.steps_done())
                 self._setup.collection.hold_sweeps(False)
                 self._train(line)
                 self._advance_event_clock()
@@ -415,7 +416,8 @@ class TrainingLoop:
         return (time.monotonic() - self._began) / 3600 * left / done if done else math.inf
 
     def _advance_event_clock(self) -> None:
-        """Tells the tables which rows are too old by their event time."""
+        """Tells the tables which step it is, and which rows are too old by their event time."""
+        self._setup.collection.thaw(self._ledger.steps_done())
         if oldest := self._setup.event_ages.changes(self._ledger.num_done):
             self._setup.collection.set_oldest_steps(oldest)
 

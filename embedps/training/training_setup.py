@@ -157,15 +157,16 @@ def set_up(
             )
         if last is not None:
             reseed_generators(network, config.seed, last.step)
-    _check_byte_limits(config, model.tables)
-    if dataset_fn is not None and event_secs_of(model.tables):
+    tables = asked.declared(model.tables)
+    _check_byte_limits(config, tables)
+    if dataset_fn is not None and event_secs_of(tables):
         raise UsageError(
             "TimeToLive in event time needs the times of files, which dataset_fn has not: use steps"
         )
-    event_ages = EventAges(dataset, ledger, event_secs_of(model.tables), shuffle=config.shuffle)
+    event_ages = EventAges(dataset, ledger, event_secs_of(tables), shuffle=config.shuffle)
     cluster.seed_steps(config.seed)
     collection = cluster.make_tables(
-        model.tables,
+        tables,
         model.features,
         container="embedps" if cluster.num_ps else f"embedps-{os.getpid()}-{run_id}",
         learns=model.rows_learn,
@@ -191,7 +192,7 @@ def set_up(
     )
     set_dense_rate = cluster.rate_setter(rate_scaler(optimizer))
     examples_before = ledger.rows_done()
-    changes = [*ledger.changes]
+    changes = [*ledger.changes, *_frozen_lines(tables)]
     if last is not None:
         check_tables(last, collection.tables, embedding_dim=model.embedding_dim)
         changes += [*eviction_changes(last, collection), *dtype_changes(last, collection)]
@@ -257,6 +258,13 @@ def set_up(
         event_ages=event_ages,
         changes=tuple(changes),
     )
+
+
+def _frozen_lines(tables: Sequence[TableSpec]) -> list[str]:
+    """Says which tables' rows stay as they are."""
+    names = [t.name for t in tables if not t.trainable]
+    names += [f"{t.name} before step {t.frozen_steps}" for t in tables if t.frozen_steps]
+    return [f"tables whose rows stay as they are: {', '.join(names)}"] if names else []
 
 
 def server_limit(config: EvictionConfig) -> ServerLimit | None:

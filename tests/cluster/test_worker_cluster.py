@@ -115,12 +115,15 @@ def test_workers_without_ids_of_a_table_give_the_bits_of_replicas(
     )
 
 
-def test_rows_of_a_frozen_layer_stay(dataset: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["layer", "tables"])
+def test_rows_of_a_frozen_layer_or_table_stay(dataset: Dataset, tmp_path: Path, by: str) -> None:
     model_dir = tmp_path / "model"
     learning = frozen.make(frozen.Config(learns=True), dataset)
     make_trainer(dataset, model_dir, recommender=learning, batch_size=64, unit_rows=128).fit()
     before = read_rows(model_dir)
-    with started_workers(dataset, model_dir, ("--epochs=2",), ("--model=tests.frozen",)) as workers:
+    with started_workers(
+        dataset, model_dir, ("--epochs=2",), ("--model=tests.frozen", f"--by={by}")
+    ) as workers:
         codes = [worker.wait(_SECS) for worker in workers]
     assert codes == [0, 0], printed(model_dir)
     assert latest(model_dir).progress["examples"] == 2 * dataset.split("train").rows

@@ -8,13 +8,14 @@ rates and halves that are powers of two. So NumPy's sums in order of rank must g
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -316,7 +317,7 @@ def check_state(cluster: Cluster, directory: Path) -> None:
 
 
 def check_frozen(directory: Path, cluster: LocalCluster, dataset: Dataset) -> None:
-    """Rows of a frozen layer keep all bits, and new ids get none, however workers exchange."""
+    """Frozen rows keep all bits, and new ids get none, however workers exchange."""
     unit: dict[str, Any] = {"rows": (0, 600), "first_step": 100, "after": -1}
     here = EmbeddedCluster(num_shards=cluster.num_ps)
     learning = frozen.make(frozen.Config(learns=True), dataset)
@@ -326,8 +327,9 @@ def check_frozen(directory: Path, cluster: LocalCluster, dataset: Dataset) -> No
     ways: list[tuple[SyncMode, int | None]] = [
         ("none", None), ("dense", None), ("full", None), ("dense", 0), ("full", 0)
     ]  # fmt: skip
-    for sync, backup_workers in ways:
-        recommender = frozen.make(frozen.Config(), dataset)
+    kinds: tuple[Literal["layer", "tables"], ...] = ("layer", "tables")
+    for (sync, backup_workers), by in itertools.product(ways, kinds):
+        recommender = frozen.make(frozen.Config(by=by), dataset)
         model = InStep(
             recommender, dataset, cluster, sync=sync, batch_rows=40, backup_workers=backup_workers
         )
@@ -337,7 +339,7 @@ def check_frozen(directory: Path, cluster: LocalCluster, dataset: Dataset) -> No
         for rank in range(2 if waits else 1):
             cluster.schedule(model.unit, model.rank(rank, **unit)[: 9 if waits else 6])
         cluster.join()
-        name = f"frozen {sync} {backup_workers}"
+        name = f"frozen {by} {sync} {backup_workers}"
         assert rows_of(model.collection, directory / name) == rows_in([f.path for f in files]), name
         assert model.collection.admission_stats()["C2"].counters == 0
         assert any(not np.array_equal(*each) for each in zip(begun, model.weights(), strict=True))

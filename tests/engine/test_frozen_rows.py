@@ -1,4 +1,4 @@
-"""Rows of layers with trainable=False stay as they are, by the engine as by Keras."""
+"""Rows of frozen layers and tables stay as they are, by the engine as by Keras."""
 
 import shutil
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from embedps.errors import UsageError
 from embedps.tables import optimizers
 from tests import commands
 from tests.builders import latest, make_trainer, write_dataset
-from tests.checkpoint.readers import read_chain, read_table
+from tests.checkpoint.readers import read_table
 from tests.engine.builders import force_messages
-from tests.frozen import Frozen
-from tests.tables.builders import Rows
+from tests.frozen import TABLES, Frozen
+from tests.tables.builders import Rows, ids, make_collection, run_step
 from tests.tables.builders import rows_of as collection_rows
 
 
@@ -40,6 +40,7 @@ def frozen_whole() -> Frozen:
 FROZEN: dict[str, Callable[[], Frozen]] = {
     "declared": lambda: Frozen(trainable=False),
     "set after": set_after,
+    "by table": lambda: Frozen(tables=TABLES),
 }
 
 
@@ -57,66 +58,151 @@ def train(dataset: Dataset, model_dir: Path, build: Callable[[], Any], **fields:
     return make_trainer(dataset, model_dir, recommender=recommender, **fields).fit()
 
 
-def rows_of(model_dir: Path) -> dict[str, Any]:
-    """All fields of all rows, with optimizer slots and steps, by group."""
-    manifest = latest(model_dir)
-    directory = CheckpointDirectory(model_dir)
-    groups = sorted({table["group"] for table in manifest.tables})
-    chains = {g: read_chain(directory, manifest, g).to_pandas() for g in groups}
-    return {g: c.sort_values(["table", "id"]).to_dict("list") for g, c in chains.items()}
+def tables_of(model_dir: Path) -> dict[str, dict[str, Any]]:
+    """All fields of all rows, with optimizer slots and steps, by table."""
+    manifest, directory = latest(model_dir), CheckpointDirectory(model_dir)
+    return {n: read_table(directory, manifest, n).to_pydict() for n in ("C1", "C2")}
 
 
-def resume(trained: tuple[Dataset, Path], place: Path, build: Any, **fields: Any) -> dict[str, Any]:
+def resume(trained: tuple[Dataset, Path], place: Path, build: Any, **fields: Any) -> None:
     dataset, before = trained
     shutil.copytree(before, place)
     train(dataset, place, build, epochs=2, **fields)
     assert latest(place).progress["examples"] == 2 * dataset.split("train").rows
-    return rows_of(place)
 
 
 @pytest.mark.parametrize("how", FROZEN)
 def test_rows_stay_to_the_bit(trained: tuple[Dataset, Path], tmp_path: Path, how: str) -> None:
-    before = rows_of(trained[1])
-    np.testing.assert_equal(resume(trained, tmp_path / "m", FROZEN[how]), before)
+    resume(trained, tmp_path / "m", FROZEN[how])
+    np.testing.assert_equal(tables_of(tmp_path / "m"), tables_of(trained[1]))
+
+
+AGED = {"eviction": (embedps.TimeToLive(steps=1),)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "freeze"),
+    [({"trainable": False}, ()), ({}, ("C2",)), ({}, ("C2:99",))],
+    ids=["declared", "asked", "for a time"],
+)
+def test_rows_of_one_table_stay_and_others_learn_and_go(
+    trained: tuple[Dataset, Path], tmp_path: Path, fields: dict[str, Any], freeze: tuple[str, ...]
+) -> None:
+    build = partial(Frozen, tables={"C1": AGED, "C2": AGED | fields})
+    dataset, before = trained
+    shutil.copytree(before, tmp_path / "m")
+    options = {"epochs": 2, "freeze": freeze, "dense_optimizer": "adagrad"}
+    recommender = embedps.Recommender(build=build)
+    trainer = make_trainer(dataset, tmp_path / "m", recommender=recommender, **options)
+    names = "C2 before step 99" if freeze == ("C2:99",) else "C2"
+    assert f"tables whose rows stay as they are: {names}" in trainer._setup.changes
+    counted = trainer.collection.admission_stats()["C2"]
+    trainer._loop.run()
+    trainer.collection.sweep()
+    assert trainer.collection.eviction_stats()["C1"]["age"] > 0
+    assert not any(trainer.collection.eviction_stats()["C2"].values())
+    assert trainer.collection.admission_stats()["C2"] == counted
+    trainer.close()
+    found, expected = tables_of(tmp_path / "m"), tables_of(before)
+    np.testing.assert_equal(found["C2"], expected["C2"])
+    assert found["C1"] != expected["C1"]
+    manifest = latest(tmp_path / "m")
+    (group,) = (t["group"] for t in manifest.tables if t["name"] == "C2")
+    saves = manifest.chain[len(latest(before).chain) :]
+    assert {save.kind for save in saves} == {"delta"}
+    files = [file for save in saves for file in save.files if file.group == group]
+    assert [file.rows + file.removed for file in files] == [0] * len(saves)
+
+
+def test_a_table_learns_from_a_step_on(trained: tuple[Dataset, Path], tmp_path: Path) -> None:
+    train(trained[0], tmp_path / "m", Frozen, freeze=("C1:5",))
+    steps, whole = (tables_of(m)["C1"]["last_step"] for m in (tmp_path / "m", trained[1]))
+    assert min(steps) >= 5 > min(whole)
+    assert len(steps) < len(whole)
+
+
+def test_sweeps_of_a_table_wait_for_its_step() -> None:
+    table = embedps.TableSpec(name="t", embedding_dim=2, frozen_steps=5, **AGED)
+    collection = make_collection([table])
+    for step in (4, 5):
+        run_step(collection, {"t": ids(step)}, lambda found: tf.reduce_sum(found["t"]), step=step)
+    assert collection.ids("t").tolist() == [5]
+    run_step(collection, {"t": ids(9)}, lambda found: tf.reduce_sum(found["t"]), step=9)
+    collection.sweep()
+    collection.hold_sweeps(False)
+    assert sorted(collection.ids("t")) == [5, 9]
+    collection.thaw(9)
+    collection.sweep()
+    assert collection.ids("t").tolist() == [9]
+    collection.drop()
+
+
+def test_a_table_that_is_not_there_is_named(trained: tuple[Dataset, Path], tmp_path: Path) -> None:
+    recommender = embedps.Recommender(build=Frozen)
+    for freeze, message in (
+        ("C1,user", "--freeze user: there is no such table, the model has C1, C2"),
+        ("C1:", r"freeze must have TABLE\[,TABLE\]\[:STEP\] but got 'C1:'"),
+        ("C1,,C2", "but got 'C1,,C2'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make_trainer(trained[0], tmp_path / "m", recommender=recommender, freeze=(freeze,))
+    spec = embedps.FeatureSpec(
+        name="t", table=embedps.TableSpec(name="t", embedding_dim=2, frozen_steps=5)
+    )
+    with pytest.raises(UsageError, match="'t' has frozen_steps, which only embedps"):
+        embedps.Embeddings([spec])({"t": ids(1)})
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by", ["declared", "by table"])
 @pytest.mark.parametrize("way", ["messages", "replicas", "devices"])
 def test_rows_stay_however_a_step_is_exchanged(
-    trained: tuple[Dataset, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    trained: tuple[Dataset, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    by: str,
 ) -> None:
     """Between workers in step: sync_program.py; by collectives: test_worker_cluster.py."""
     dataset, before = trained
     shutil.copytree(before, tmp_path / "m")
     if way == "devices":
         flags = ["--batch-size=64", "--unit-rows=512", "--dense-optimizer=adagrad", "--eval=none"]
-        flags += ("--model=tests.frozen", "--replicas=2", "--mirrored", "--epochs=2")
+        flags += ["--model=tests.frozen", "--replicas=2", "--mirrored", "--epochs=2"]
+        flags += [] if by == "declared" else ["--by=tables"]
         commands.finish(commands.train(dataset, tmp_path / "m", *flags))
     else:
         if way == "messages":
             force_messages(monkeypatch)
         fields = {"replicas": 2} if way == "replicas" else {}
-        train(dataset, tmp_path / "m", FROZEN["declared"], epochs=2, **fields)
+        train(dataset, tmp_path / "m", FROZEN[by], epochs=2, **fields)
     assert latest(tmp_path / "m").progress["examples"] == 2 * dataset.split("train").rows
-    np.testing.assert_equal(rows_of(tmp_path / "m"), rows_of(before))
+    np.testing.assert_equal(tables_of(tmp_path / "m"), tables_of(before))
 
 
 def test_new_ids_get_no_rows_as_in_keras_mode(
     trained: tuple[Dataset, Path], tmp_path: Path
 ) -> None:
-    for name, build in {"layer": FROZEN["declared"], "whole": frozen_whole}.items():
+    built = {"layer": FROZEN["declared"], "whole": frozen_whole, "tables": FROZEN["by table"]}
+    for name, build in built.items():
         result = train(trained[0], tmp_path / name, build)
         assert result.summary["tables"] == {"C1": 0, "C2": 0}, name
-    keras = Frozen(trainable=False)
-    keras.compile("sgd")
-    keras.fit(embedps.read(trained[0].directory, "train", batch_size=64, targets=False), verbose=0)
-    assert keras.embeddings.own.collection.stats().rows == {"C1": 0, "C2": 0}
+    for keras in (Frozen(trainable=False), Frozen(tables={"C2": {"trainable": False}})):
+        keras.compile("sgd")
+        batches = embedps.read(trained[0].directory, "train", batch_size=64, targets=False)
+        keras.fit(batches, verbose=0)
+        rows = keras.embeddings.own.collection.stats().rows
+        assert rows["C2"] == 0
+        assert (rows["C1"] > 0) == keras.embeddings.trainable
+    config = keras.embeddings.get_config()
+    assert [t["trainable"] for t in config["tables"]] == [True, False]
+    assert embedps.Embeddings.from_config(config).tables == keras.embeddings.tables
 
 
 def test_rows_learn_again_once_they_may(trained: tuple[Dataset, Path], tmp_path: Path) -> None:
-    after = resume(trained, tmp_path / "m", Frozen)
+    resume(trained, tmp_path / "m", Frozen)
     with pytest.raises(AssertionError):
-        np.testing.assert_equal(after, rows_of(trained[1]))
+        np.testing.assert_equal(tables_of(tmp_path / "m"), tables_of(trained[1]))
 
 
 class Stopped(embedps.ClickModel):

@@ -76,7 +76,7 @@ class BriefParser(Parser):
             formatter.add_text(group.description)
             if group.title in self.brief:
                 names = " ".join(action.option_strings[0] for action in group._group_actions)
-                formatter.add_text(textwrap.fill(names, 90, break_on_hyphens=False))
+                formatter.add_text(textwrap.fill(names, 100, break_on_hyphens=False))
             else:
                 formatter.add_arguments(group._group_actions)
             formatter.end_section()

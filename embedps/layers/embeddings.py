@@ -22,6 +22,7 @@ from embedps.layers.server_tables import ServerTables
 from embedps.layers.table_state import TableState
 from embedps.tables import activations
 from embedps.tables.activations import Activation, Ids
+from embedps.tables.optimizers import rate_config, rate_of
 from embedps.tables.specs import FeatureSpec, TableSpec, learning_rate_of, tables_of
 
 _DEFAULT_RATE = 0.05
@@ -64,8 +65,8 @@ class Embeddings(tf.keras.layers.Layer):
           features: each names a column of ids and its table: a TableSpec, or the name of one in
             `tables`. Or the floats per row by column, each with a table of its own.
           tables: tables that features name.
-          learning_rate: of the rows in Keras mode, or a schedule of it over steps; by default that
-            of the tables' optimizers, or else 0.05. An engine has theirs, or else its config's
+          learning_rate: in Keras mode, of the rows of tables whose optimizer brings none, or a
+            schedule of it over steps; by default 0.05. An engine has its config's
             `sparse_learning_rate`.
           padding_id: in Keras mode, what stands in a dense list where it has no id; None if all
             are ids. A dataset's lists have no padding.
@@ -85,12 +86,14 @@ class Embeddings(tf.keras.layers.Layer):
         self.is_served = False
         rate_callbacks.watch()
         own_rate = learning_rate_of(self.tables)
+        theirs = {t.name: t.optimizer.learning_rate for t in self.tables}
+        theirs = {name: rate for name, rate in theirs.items() if rate is not None}
         if learning_rate is None:
             learning_rate = _DEFAULT_RATE if own_rate is None else own_rate
-        elif own_rate not in (None, learning_rate):
+        elif own_rate not in (None, learning_rate) or (callable(learning_rate) and theirs):
             raise UsageError(
-                f"learning_rate is {shown(learning_rate)}, the tables' optimizers have {own_rate}: "
-                "leave one out"
+                f"learning_rate is {shown(learning_rate)}, the tables' optimizers have "
+                f"{own_rate or theirs}: leave one out"
             )
         self._learning_rate = learning_rate
         if padding_id is not None and not isinstance(padding_id, int):
@@ -324,35 +327,26 @@ class Embeddings(tf.keras.layers.Layer):
         Raises:
           UsageError: the learning rate is a function of the caller's own.
         """
-        rate = self._learning_rate
-        if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
-            rate = tf.keras.optimizers.schedules.serialize(rate)
-        elif callable(rate):
-            raise mistake(
-                "a config of embedps.Embeddings must have a learning_rate that is a number or one "
-                f"of tf.keras.optimizers.schedules, but it is the function {rate!r:.60}: a "
-                "function cannot be saved"
-            )
-        return {
-            **super().get_config(),
-            "features": [feature.get_config() for feature in self.features],
-            "tables": [table.get_config() for table in self.tables],
-            "learning_rate": rate,
-            "padding_id": self._padding_id,
-        }
+        try:
+            return {
+                **super().get_config(),
+                "features": [feature.get_config() for feature in self.features],
+                "tables": [table.get_config() for table in self.tables],
+                "learning_rate": rate_config(self._learning_rate),
+                "padding_id": self._padding_id,
+            }
+        except UsageError as error:
+            raise mistake(f"embedps.Embeddings: {error}") from None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Embeddings:
         """Makes a layer, without rows, of what `get_config` gave."""
-        rate = config["learning_rate"]
-        if isinstance(rate, Mapping):
-            rate = tf.keras.optimizers.schedules.deserialize(dict(rate))
         return cls(
             **config
             | {
                 "features": [FeatureSpec.from_config(f) for f in config["features"]],
                 "tables": [TableSpec.from_config(t) for t in config["tables"]],
-                "learning_rate": rate,
+                "learning_rate": rate_of(config["learning_rate"]),
             }
         )
 

@@ -106,6 +106,7 @@ class OwnTables:
             features,
             devices=devices,
             container=container or f"embedps-keras-{os.getpid()}-{uuid.uuid4().hex}",
+            learning_rate=None if callable(learning_rate) else float(learning_rate),
         )
         weakref.finalize(self, _drop, self.collection)
         self.anchor = tf.Variable(0.0, name="embeddings")

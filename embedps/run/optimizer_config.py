@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from embedps.config_fields import MAX_COUNT, check, option
 from embedps.errors import UsageError
-from embedps.tables.specs import TableSpec
+from embedps.tables.specs import TableSpec, learning_rate_of
 
 MAX_RATE = 1e30
 """The highest learning rate; it is a float32."""
@@ -23,7 +23,7 @@ DenseOptimizer: TypeAlias = Literal[
 class OptimizerConfig:
     """How the embedding tables and the network learn.
 
-    A table's own optimizer is part of its TableSpec; here is only its learning rate.
+    A table's own optimizer is part of its TableSpec; here is what a run changes of it.
     """
 
     sparse_learning_rate: float = option(
@@ -57,6 +57,13 @@ class OptimizerConfig:
         least=0,
         most=MAX_RATE,
     )
+    table_optimizer: tuple[str, ...] = option(
+        (),
+        "numbers of single tables' optimizers, such as item:learning_rate=0.01,weight_decay=1e-5, "
+        "and clip_norm, for which row_clip_norm does not hold then",
+        metavar="TABLE[,TABLE]:SETTING=X[,SETTING=X]",
+        several=True,
+    )
     freeze: tuple[str, ...] = option(
         (),
         "tables whose rows stay as they are, before that step of the run if it is given: training "
@@ -81,6 +88,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check(self)
         self._frozen()
+        self._settings()
 
     def declared(self, tables: Sequence[TableSpec]) -> tuple[TableSpec, ...]:
         """Gives a model's tables as this config declares them.
@@ -89,14 +97,54 @@ class OptimizerConfig:
           UsageError: it names a table that the model does not have.
         """
         found = {table.name: table for table in tables}
-        for name, steps in self._frozen().items():
-            if name not in found:
+        frozen, settings = self._frozen(), self._settings()
+        for flag, names in (("freeze", frozen), ("table-optimizer", settings)):
+            if absent := [name for name in names if name not in found]:
                 raise UsageError(
-                    f"--freeze {name}: there is no such table, the model has {', '.join(found)}"
+                    f"--{flag} {absent[0]}: there is no such table, the model has "
+                    f"{', '.join(found)}"
                 )
-            frozen = {"trainable": False} if steps is None else {"frozen_steps": steps}
-            found[name] = dataclasses.replace(found[name], **frozen)
+        for name, steps in frozen.items():
+            fields = {"trainable": False} if steps is None else {"frozen_steps": steps}
+            found[name] = dataclasses.replace(found[name], **fields)
+        for name, numbers in settings.items():
+            optimizer = found[name].optimizer
+            known = [field.name for field in dataclasses.fields(optimizer)]
+            if unknown := [setting for setting in numbers if setting not in known]:
+                raise UsageError(
+                    f"--table-optimizer {name}: {optimizer.kind} has no {unknown[0]}, it has "
+                    f"{', '.join(known)}"
+                )
+            try:
+                changed = dataclasses.replace(optimizer, **numbers)
+            except UsageError as error:
+                raise UsageError(f"--table-optimizer {name}: {error}") from None
+            found[name] = dataclasses.replace(found[name], optimizer=changed)
         return tuple(found.values())
+
+    def row_rate(self, tables: Sequence[TableSpec]) -> float:
+        """Gives the learning rate that the tables have, or those of them that bring none."""
+        own = learning_rate_of(tables)
+        return self.sparse_learning_rate if own is None else own
+
+    def _settings(self) -> dict[str, dict[str, float]]:
+        """Gives the numbers of optimizers by table."""
+        found: dict[str, dict[str, float]] = {}
+        for each in self.table_optimizer:
+            names, _, settings = each.partition(":")
+            pairs = [pair.partition("=") for pair in settings.split(",")]
+            try:
+                numbers = {name: float(number) for name, _, number in pairs}
+            except ValueError:
+                numbers = {}
+            if not numbers or "" in (*names.split(","), *numbers):
+                raise UsageError(
+                    f"table_optimizer must have TABLE[,TABLE]:SETTING=X[,SETTING=X] but got "
+                    f"{each!r}"
+                )
+            for name in names.split(","):
+                found[name] = found.get(name, {}) | numbers
+        return found
 
     def _frozen(self) -> dict[str, int | None]:
         """Gives, by table, the first step that changes rows; None if none does."""

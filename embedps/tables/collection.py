@@ -123,6 +123,7 @@ class EmbeddingCollection:
         trainable: bool = True,
         learns: bool = True,
         unchanged: Collection[str] = (),
+        learning_rate: float | None = None,
         sweeps_itself: bool = True,
         server_limit: ServerLimit | None = None,
         keeps_evicted: bool = False,
@@ -140,6 +141,8 @@ class EmbeddingCollection:
           learns: training makes rows and updates them. Otherwise it leaves them as they are, and
             `combine` gives them no gradient.
           unchanged: tables of which training makes rows, but never updates them.
+          learning_rate: the rate of a step whose tables that bring one learn by it as it is. By
+            another rate of a step, theirs changes in proportion. None: all have the step's.
           sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
           server_limit: of the bytes of each server, if there is one.
           keeps_evicted: rows that go can be written to files.
@@ -157,6 +160,7 @@ class EmbeddingCollection:
         self.trainable = trainable
         self.learns = learns
         self._unchanged = unchanged
+        self._base_rate = learning_rate
         self._step = 0  # the last that `thaw` was told
         self.server_limit = server_limit
         # A new name: a unit that an earlier client left running must not find the stores.
@@ -389,10 +393,18 @@ class EmbeddingCollection:
                 ids,
                 splits,
                 gradients,
-                learning_rate=learning_rate,
+                learning_rate=self._rate_of(group, learning_rate, step),
                 step=step,
                 is_new=is_new,
             )
+
+    def _rate_of(self, group: int, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Gives a group's learning rate in a step that has this one."""
+        own, base = self.groups[group].optimizer.learning_rate, self._base_rate
+        if own is None or base is None or own == base:
+            return learning_rate
+        now = tf.cast(own(step), tf.float32) if callable(own) else own
+        return now * (learning_rate / base) if base else tf.convert_to_tensor(now)
 
     def combine(self, result: LookupResult) -> dict[str, Activation]:
         """Combines rows into one vector per feature and example; differentiable in `result.rows`.
@@ -412,6 +424,8 @@ class EmbeddingCollection:
             lengths = [f.max_length or 0 for f in features]
             if not (self.learns and group.trainable):
                 rows = [tf.stop_gradient(each) for each in rows]
+            elif group.optimizer.clip_norm:
+                rows = [_clipped(each, group.optimizer.clip_norm) for each in rows]
             combined = ops.combine(
                 rows,
                 routed.positions,
@@ -612,6 +626,16 @@ class EmbeddingCollection:
             with tf.device(self.devices[shard]):
                 results.append(call(store))
         return results
+
+
+def _clipped(rows: tf.Tensor, norm: float) -> tf.Tensor:
+    """Gives the rows; their gradients are scaled down to a norm."""
+
+    @tf.custom_gradient
+    def same(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.identity(values), lambda gradient: tf.clip_by_norm(gradient, norm, axes=[1])
+
+    return same(rows)
 
 
 def _rows_of(routed: ops.RoutedIds, chosen: Sequence[bool]) -> list[tf.Tensor]:

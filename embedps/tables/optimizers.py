@@ -1,13 +1,17 @@
 """Sparse optimizers, as a user declares them. kernels/store/optimizers.h has the formulas."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeAlias
 
-from embedps.config_fields import check_types
+from embedps.config_fields import check_types, check_value
 from embedps.errors import UsageError
 from embedps.tables.stored_names import to_stored
 
 __all__ = ["SGD", "Adagrad", "Ftrl", "LazyAdam", "Optimizer", "RowwiseAdagrad"]
+
+Schedule: TypeAlias = Callable[[Any], Any]
+"""Gives the learning rate of a step, of its number."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,21 +19,27 @@ class Optimizer:
     """Updates rows from their gradients.
 
     Attributes:
-      learning_rate: of the rows, one for all tables; None leaves it to the run or to
-        `embedps.Embeddings`.
+      learning_rate: of the table's rows, or a schedule of it over steps, such as one of
+        tf.keras.optimizers.schedules; None leaves it to the run or to `embedps.Embeddings`. What
+        the run multiplies its own rate by, such as `schedule`, it multiplies this by too.
       weight_decay: a step first takes this share of the rows that it updates, times its learning
         rate (Loshchilov and Hutter 2019). Rows that it does not update do not decay.
+      clip_norm: largest norm of a batch's gradient of each row; 0 leaves it to the run.
     """
 
     kind: ClassVar[str]
     moves_by_zero: ClassVar[bool] = False  # a gradient of zero changes the row
-    learning_rate: float | None = dataclasses.field(default=None, compare=False)
+    learning_rate: float | Schedule | None = None
     weight_decay: float = 0.0
+    clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
         check_types(self, f"{type(self).__name__}.")
+        rate = self.learning_rate
+        if not callable(rate):
+            check_value(f"{type(self).__name__}.learning_rate", float | None, rate, {})
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value = None if callable(getattr(self, field.name)) else getattr(self, field.name)
             bound = 1.0 if field.name.startswith("beta") else float("inf")
             if value is not None and not 0 <= value < bound:
                 raise UsageError(
@@ -38,9 +48,9 @@ class Optimizer:
 
     def settings(self) -> dict[str, float]:
         """Returns the optimizer's numbers by the names that checkpoints and kernels have."""
-        settings = to_stored(dataclasses.asdict(self))
-        del settings["learning_rate"]  # each step has its own
-        return settings
+        steps = ("learning_rate", "clip_norm")  # what each step is told, or does itself
+        names = [f.name for f in dataclasses.fields(self) if f.name not in steps]
+        return to_stored({name: getattr(self, name) for name in names})
 
     def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         """Returns the floats per row of each optimizer slot, in stored order."""
@@ -144,7 +154,36 @@ class Ftrl(Optimizer):
 BY_KIND: dict[str, type[Optimizer]] = {cls.kind: cls for cls in Optimizer.__subclasses__()}
 
 
-def make(kind: str, **settings: float) -> Optimizer:
+def rate_config(rate: Any) -> Any:
+    """Gives a learning rate as JSON has it.
+
+    Raises:
+      UsageError: it is a function of the caller's own.
+    """
+    if not callable(rate):
+        return rate
+    import tensorflow as tf  # declarations do without it
+
+    schedules = tf.keras.optimizers.schedules
+    if not isinstance(rate, schedules.LearningRateSchedule):
+        raise UsageError(
+            "a config must have a learning_rate that is a number or one of "
+            f"tf.keras.optimizers.schedules, but it is the function {rate!r:.60}: a function "
+            "cannot be saved"
+        )
+    return schedules.serialize(rate)
+
+
+def rate_of(config: Any) -> Any:
+    """Makes the learning rate of which `rate_config` gave this."""
+    if not isinstance(config, Mapping):
+        return config
+    import tensorflow as tf
+
+    return tf.keras.optimizers.schedules.deserialize(dict(config))
+
+
+def make(kind: str, **settings: Any) -> Optimizer:
     """Makes the optimizer of a kind, with its defaults for other settings.
 
     Raises:

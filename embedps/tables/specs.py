@@ -171,7 +171,9 @@ class TableSpec:
 
     def get_config(self) -> dict[str, Any]:
         """Gives what `from_config` takes, as JSON has it."""
-        optimizer = {"kind": self.optimizer.kind, **dataclasses.asdict(self.optimizer)}
+        names = [f.name for f in dataclasses.fields(self.optimizer)]
+        optimizer = {n: getattr(self.optimizer, n) for n in names} | {"kind": self.optimizer.kind}
+        optimizer["learning_rate"] = optimizers.rate_config(self.optimizer.learning_rate)
         frozen = {"trainable": self.trainable, "frozen_steps": self.frozen_steps}
         return from_stored(self.to_json()) | {"optimizer": optimizer} | frozen
 
@@ -179,7 +181,9 @@ class TableSpec:
     def from_config(cls, config: Mapping[str, Any]) -> "TableSpec":
         """Makes the table of which `get_config`, or `to_json`, gave this."""
         fields = from_stored(config)
-        fields["optimizer"] = optimizers.make(**from_stored(config["optimizer"]))
+        optimizer = from_stored(config["optimizer"])
+        rate = optimizers.rate_of(optimizer.get("learning_rate"))
+        fields["optimizer"] = optimizers.make(**optimizer | {"learning_rate": rate})
         if config["initializer"] is not None:
             fields["initializer"] = Initializer(**config["initializer"])
         if "admission" in config:
@@ -269,16 +273,15 @@ def event_secs_of(tables: Sequence[TableSpec]) -> dict[str, int]:
 
 
 def learning_rate_of(tables: Sequence[TableSpec]) -> float | None:
-    """Returns the learning rate that the tables' optimizers bring; None if none does.
+    """Returns the learning rate that all tables' optimizers bring; None if it is not one number."""
+    rates = {t.optimizer.learning_rate for t in tables}
+    rate = rates.pop() if len(rates) == 1 else None
+    return None if callable(rate) else rate
 
-    Raises:
-      UsageError: two differ.
-    """
-    given = {t.name: t.optimizer.learning_rate for t in tables}
-    rates = {name: rate for name, rate in given.items() if rate is not None}
-    if len(set(rates.values())) > 1:
-        raise UsageError(f"the optimizers of tables must have one learning_rate but have {rates}")
-    return next(iter(rates.values()), None)
+
+def brings_schedule(tables: Sequence[TableSpec]) -> bool:
+    """Tells whether a table brings a schedule of its learning rate."""
+    return any(callable(t.optimizer.learning_rate) for t in tables)
 
 
 def tables_of(

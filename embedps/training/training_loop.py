@@ -26,7 +26,6 @@ from embedps.scheduling.ledger import Unit
 from embedps.scheduling.scheduler import Scheduler
 from embedps.scheduling.unit_deaths import DeadlyUnitsError
 from embedps.scheduling.unit_threads import OnFailure, UnitThreads
-from embedps.tables.specs import learning_rate_of
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.file_watch import FileWatch
@@ -250,8 +249,7 @@ class TrainingLoop:
         factor = asked.rate_factor(self._ledger.share_at(unit))
         rate = self._effects.schedule(factor)
         if not self._setup.model.has_row_schedule:
-            own = learning_rate_of(self._setup.model.tables)
-            rate *= asked.sparse_learning_rate if own is None else own
+            rate *= asked.row_rate(self._setup.collection.tables)
             rate *= self._config.row_rate_scale(self._cluster.num_workers)
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
         return (

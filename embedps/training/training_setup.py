@@ -53,7 +53,7 @@ from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.eviction import SizeLimit, find
-from embedps.tables.specs import TableSpec, event_secs_of
+from embedps.tables.specs import TableSpec, brings_schedule, event_secs_of
 from embedps.training.checkpoint_writer import CheckpointWriter
 from embedps.training.evicted_rows import EvictedRowsWriter
 from embedps.training.warm_start import warm_start
@@ -158,6 +158,10 @@ def set_up(
         if last is not None:
             reseed_generators(network, config.seed, last.step)
     tables = asked.declared(model.tables)
+    if brings_schedule(tables) and (not asked.is_constant or model.has_row_schedule):
+        raise UsageError(
+            "a table has a schedule of its own: leave out --schedule, --warmup and row_schedule"
+        )
     _check_byte_limits(config, tables)
     if dataset_fn is not None and event_secs_of(tables):
         raise UsageError(
@@ -171,6 +175,7 @@ def set_up(
         container="embedps" if cluster.num_ps else f"embedps-{os.getpid()}-{run_id}",
         learns=model.rows_learn,
         unchanged=unchanged,
+        learning_rate=None if model.has_row_schedule else asked.row_rate(tables),
         server_limit=server_limit(config.eviction),
         keeps_evicted=config.eviction.evicted_rows is not None,
     )

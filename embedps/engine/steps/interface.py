@@ -23,6 +23,7 @@ from embedps.engine.steps.unit_parts import Step
 from embedps.metrics import Counts
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.collection import EmbeddingCollection, LookupResult
+from embedps.tables.groups import TableGroup
 
 UnitFunction: TypeAlias = Callable[..., Counts]
 RowGradients: TypeAlias = Sequence[Sequence[tf.Tensor | None]]
@@ -204,19 +205,24 @@ class ClipNorms(NamedTuple):
     """Limits of the norms of a step's gradients; 0 is no limit.
 
     Attributes:
-      rows: of each row's gradient.
+      rows: of each row's gradient, in tables whose optimizer brings none.
       dense: of the network's gradients, all together (Pascanu et al. 2013, arXiv:1211.5063).
     """
 
     rows: float = 0.0
     dense: float = 0.0
 
-    def __call__(self, rows: Any, dense: Any) -> tuple[Any, Any]:
+    def __call__(self, rows: Any, dense: Any, groups: Sequence[TableGroup]) -> tuple[Any, Any]:
         """Scales gradients down to the limits; keeps None where there is no gradient."""
         if self.rows:
-            rows = tf.nest.map_structure(
-                lambda g: None if g is None else tf.clip_by_norm(g, self.rows, axes=[1]), rows
-            )
+            rows = [
+                [
+                    g if g is None or group.optimizer.clip_norm
+                    else tf.clip_by_norm(g, self.rows, axes=[1])
+                    for g in of_group
+                ]
+                for of_group, group in zip(rows, groups, strict=True)
+            ]  # fmt: skip
         if self.dense:
             flat, _ = tf.clip_by_global_norm(tf.nest.flatten(dense), self.dense)
             dense = tf.nest.pack_sequence_as(dense, flat)
@@ -238,7 +244,7 @@ def gradients_of(
         watched = (inputs.lookup.rows, inputs.weights)
         tape.watch(watched)
         loss, counts = model.count(batch, exchange.combine(inputs), training=True)
-    rows, dense = clip(*tape.gradient(loss, watched))
+    rows, dense = clip(*tape.gradient(loss, watched), exchange.collection.groups)
     return rows, dense, counts
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from embedps.cluster.local_processes import LocalProcesses
-from tests.commands import run_program
+from tests import forked
+from tests.builders import ROOT
+from tests.commands import environment, run_program
 
 
 class StockCluster:
@@ -19,14 +22,28 @@ class StockCluster:
 
     def run(self, *program: str | Path, num_ps: int = 2, num_workers: int = 2) -> str:
         """Runs a program as the chief of the first tasks; returns what it printed."""
+        try:
+            config = self._config(num_ps, num_workers)
+            return run_program(*program, TF_CONFIG=config, timeout_secs=150)
+        finally:
+            for worker in range(len(self._processes.cluster["worker"])):
+                self._processes.unit_ended(worker)  # it may be killed again
+
+    @contextmanager
+    def running(self, *program: str | Path, **more: str) -> Iterator[subprocess.Popen[str]]:
+        """Runs a program as the chief of all tasks, within the block."""
+        env = environment(TF_CONFIG=self._config(2, 2), **more)
+        process = forked.start([*map(str, program)], env, cwd=ROOT, stdout=subprocess.DEVNULL)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def _config(self, num_ps: int, num_workers: int) -> str:
         found = self._processes.cluster
         cluster = found | {"ps": found["ps"][:num_ps], "worker": found["worker"][:num_workers]}
-        config = {"cluster": cluster, "task": {"type": "chief", "index": 0}}
-        try:
-            return run_program(*program, TF_CONFIG=json.dumps(config), timeout_secs=150)
-        finally:
-            for worker in range(len(found["worker"])):
-                self._processes.unit_ended(worker)  # it may be killed again
+        return json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
 
 
 @contextmanager

@@ -133,7 +133,9 @@ def outputs(
 def _inputs(model: tf.keras.Model, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Gives the columns that a functional model names, or all."""
     named = getattr(model, "_nested_inputs", None)
-    return {k: v for k, v in batch.items() if not isinstance(named, Mapping) or k in named}
+    if named is not None and not isinstance(named, Mapping):  # tensors, which their layers name
+        named = model.input_names if set(model.input_names) <= set(batch) else None
+    return {k: v for k, v in batch.items() if named is None or k in named}
 
 
 @contextmanager

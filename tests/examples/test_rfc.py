@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from tests.builders import ROOT
-from tests.commands import run, run_program
+from tests.commands import finish, read_until, run, run_program, start, until
+from tests.serving.server.builders import ask_rest
 from tests.stock_cluster import StockCluster, stock_cluster
 
 PROGRAMS = ROOT / "examples" / "rfc"
@@ -29,6 +33,12 @@ def numbers(text: str, name: str) -> list[float]:
         for found in re.findall(name + r"((?: \d+\.\d+)+)", text)
         for each in found.split()
     ]
+
+
+def served_version(url: str) -> int:
+    """The newest checkpoint that is served."""
+    _, found = ask_rest(url)
+    return int(found["model_version_status"][0]["version"])
 
 
 @pytest.mark.parametrize("name", ["tutorial_loop.py", "tutorial_fit.py"])
@@ -53,6 +63,38 @@ def test_the_tutorials_fit_learns_and_saves(cluster: StockCluster, tmp_path: Pat
     saved = CheckpointDirectory(tmp_path / "checkpoints").latest()
     assert saved is not None
     assert saved.step == 100
+
+
+@pytest.mark.multiprocess
+def test_the_tutorial_is_served_verified_and_exported_while_it_trains(
+    cluster: StockCluster, tmp_path: Path
+) -> None:
+    """By commands that are told the program's module."""
+    run_dir, path = tmp_path / "checkpoints", {"PYTHONPATH": str(PROGRAMS)}
+    flags = ("--model-dir", str(run_dir), "--model", "tutorial_fit")
+    ids = {"inputs": {"id": [0, 1, 2, 3]}}
+    with cluster.running(PROGRAMS / "tutorial_fit.py", tmp_path, EPOCHS="100000") as trains:
+        directory = CheckpointDirectory(run_dir)
+        until(lambda: directory.latest() is not None)
+        server = start(
+            "embedps.serve", *flags, "--name", "tutorial", "--port", "0", "--rest-port", "0", **path
+        )
+        url = f"{read_until(server, 'serves ').split()[-1]}/v1/models/tutorial"
+        first = served_version(url)
+        until(lambda: served_version(url) > first)
+        code, found = ask_rest(f"{url}:predict", ids)
+        assert code == 200
+        assert np.ravel(found["outputs"]).tolist() == pytest.approx([0, 1, 0, 1], abs=0.2)
+        run_program("-m", "embedps.export", *flags, "--output", tmp_path / "export", **path)
+        for command in ("verify", "stats"):
+            run_program("-m", "embedps.checkpoint", command, run_dir)
+        assert trains.poll() is None
+    server.send_signal(signal.SIGTERM)
+    finish(server)
+    (exported,) = (tmp_path / "export").iterdir()
+    served = tf.saved_model.load(str(exported)).signatures["serving_default"]
+    (scores,) = served(id=tf.range(4, dtype=tf.int64)).values()
+    assert np.ravel(scores).tolist() == pytest.approx([0, 1, 0, 1], abs=0.2)
 
 
 def test_the_tutorials_fit_runs_without_a_cluster(tmp_path: Path) -> None:

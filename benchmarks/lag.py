@@ -26,7 +26,7 @@ from benchmarks import child
 from benchmarks.harness import Benchmark, Content, Options, main
 from benchmarks.layout import Part, figures
 from benchmarks.workload import W1, make_batches
-from embedps.checkpoint.follow import Reached, Rows, follow
+from embedps.checkpoint import Reached, Rows, follow
 from embedps.config_fields import option
 from embedps.data.dataset import Dataset, describe_file
 from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature, Split

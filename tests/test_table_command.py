@@ -9,8 +9,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+from embedps.checkpoint import Reached, Reset, Rows, follow
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.format.quantize import Encoding
 from embedps.checkpoint.tools import import_rows as importing
 from embedps.checkpoint.tools import replay

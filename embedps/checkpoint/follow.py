@@ -22,64 +22,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from embedps.checkpoint.chain import Position, continuation, position_of, shortest_path
+from embedps.checkpoint.changes import Change, Reached, Reset, Rows
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.follow_served import SCHEMES, follow_served
 from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.refs import number_of
-from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 
 _POLL_SECS = 0.1
 _names = itertools.count()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reset:
-    """Announces a whole chain: the reader must drop the rows that it holds.
-
-    Attributes:
-      lost: the position from which no saves lead on; None if the reader started without one.
-    """
-
-    lost: Position | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Holds records to apply in order: each sets or removes the row of its table and id.
-
-    Attributes:
-      group: the tables' group.
-      save: the save that holds the records.
-      batch: the columns of a row file, including `removed`.
-    """
-
-    group: str
-    save: SaveSet
-    batch: pa.RecordBatch
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reached:
-    """Says that the rows are now those of a save; where a new base was read, they may be newer.
-
-    Attributes:
-      position: where to continue from.
-      step: training steps done.
-      manifest: the manifest that is read.
-      complete: whether this is the manifest's last save; then the rows are the manifest's.
-    """
-
-    position: Position
-    step: int
-    manifest: Manifest
-    complete: bool
-
-
-Change = Reset | Rows | Reached
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,6 +179,7 @@ def follow(
     ref: str | None = None,
     idle_secs: float = math.inf,
     stop: threading.Event | None = None,
+    token: str | None = None,
 ) -> Iterator[Change]:
     """Yields the changes of a run's tables, until the run's last checkpoint is read.
 
@@ -234,34 +189,66 @@ def follow(
     still continues by deltas while these are kept. `Reset` comes first if no position is given.
     Later it comes only if no kept deltas continue from the position.
 
+    The changes also come from a server, without any files: "grpc://HOST:PORT/MODEL" is a model of
+    `embedps serve`. A lost server is asked again, from the last position, until it answers.
+
     Args:
+      directory: of the run, or the server's address; "grpcs://" is TLS, with the roots of the file
+        in GRPC_DEFAULT_SSL_ROOTS_FILE_PATH.
       position: from a `Reached`; the start of the chain if not given.
       ref: follow what this ref names, newer or older, instead of the newest manifest; then no
         checkpoint is the last.
       idle_secs: return after so many seconds without a commit.
       stop: return when this is set.
+      token: the server's, if it has one.
 
     Raises:
-      UsageError: there is no such ref, or it was removed.
+      UsageError: there is no such ref, or it was removed; or the server refuses.
+      CheckpointError: the server cannot be reached at first, or for as long as `idle_secs`.
       CorruptCheckpointError: a file is not what was written.
     """
+    stop = stop or threading.Event()
+    if isinstance(directory, str) and directory.startswith(SCHEMES):
+        yield from follow_served(directory, position, ref, idle_secs, stop, token)
+        return
+    if token is not None:
+        raise UsageError(f"token is of a server, grpc://HOST:PORT/MODEL, but got {directory}")
     if not isinstance(directory, CheckpointDirectory):
         directory = CheckpointDirectory(directory)
-    stop = stop or threading.Event()
+    moves = advances(directory, position, ref=ref, idle_secs=idle_secs, stop=stop)
+    for advance, changes in filter(None, moves):
+        yield from changes
+        if advance.manifest.final and ref is None:
+            return
+
+
+def advances(
+    directory: CheckpointDirectory,
+    position: Position | None,
+    *,
+    ref: str | None,
+    idle_secs: float,
+    stop: threading.Event,
+) -> Iterator[tuple[Advance, Iterator[Change]] | None]:
+    """Yields each move to a manifest with its changes, which must be read; see `follow`.
+
+    Yields None when it begins to wait for the next one.
+    """
     with Follower(directory, position, ref=ref, holder="follower") as follower:
-        last_change = time.monotonic()
+        last_change, waits = time.monotonic(), False
         while not stop.is_set():
             advance = follower.next()
             if advance is None:
+                if not waits:
+                    yield None
                 if time.monotonic() - last_change > idle_secs:
                     return
+                waits = True
                 stop.wait(_POLL_SECS)
                 continue
-            yield from _read(directory, follower.position, advance)
+            yield advance, _read(directory, follower.position, advance)
             follower.reached(advance)
-            last_change = time.monotonic()
-            if advance.manifest.final and ref is None:
-                return
+            last_change, waits = time.monotonic(), False
 
 
 def _read(

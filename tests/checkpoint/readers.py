@@ -5,11 +5,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedps.checkpoint import Reached, Reset, Rows, follow
+from embedps.checkpoint.chain import Position
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.tools.replay import make_partitions, stream_table
 from embedps.errors import CheckpointError
+from tests.checkpoint.builders import GROUP
 
 
 def newest_of(directory: CheckpointDirectory) -> Manifest:
@@ -49,3 +52,38 @@ def read_table(directory: CheckpointDirectory, manifest: Manifest, name: str) ->
     schema, batches = stream_table(directory, manifest, name)
     rows = pa.Table.from_batches(batches, schema)
     return rows.take(pc.sort_indices(rows, [("id", "ascending")]))
+
+
+class Cache:
+    """What a serving cache would hold."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, int], tuple] = {}
+        self.position: Position | None = None
+        self.resets = 0
+        self.batches = 0
+
+    def take(self, change) -> None:
+        match change:
+            case Reset():
+                self.rows.clear()
+                self.resets += 1
+            case Rows(batch=batch):
+                self.batches += 1
+                for row in batch.to_pylist():
+                    self.rows.pop((row["table"], row["id"]), None)
+                    if not row["removed"]:
+                        self.rows[row["table"], row["id"]] = tuple(row["embedding"])
+            case Reached(position=position):
+                self.position = position
+
+    def catch_up(self, directory: CheckpointDirectory) -> None:
+        for change in follow(directory, self.position, idle_secs=0):
+            self.take(change)
+
+
+def rows_of(directory: CheckpointDirectory) -> dict[tuple[str, int], tuple]:
+    newest = newest_of(directory)
+    rows = read_chain(directory, newest, GROUP)
+    keys = zip(rows["table"].to_pylist(), rows["id"].to_pylist(), strict=True)
+    return dict(zip(keys, map(tuple, rows["embedding"].to_pylist()), strict=True))

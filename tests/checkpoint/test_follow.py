@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedps.checkpoint import Reached, Reset, Rows, follow
 from embedps.checkpoint.chain import Position, continuation, position_of, shortest_path
-from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Follower, Reached, Reset, Rows, follow
+from embedps.checkpoint.follow import Follower
 from embedps.checkpoint.format.manifest import SaveSet
 from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.lease import read_leases
@@ -19,49 +19,13 @@ from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools.compact import compact
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import (
-    GROUP,
     CheckpointRun,
     Record,
     make_manifest,
     make_run,
     write_save,
 )
-from tests.checkpoint.readers import newest_of, read_chain
-
-
-class Cache:
-    """What a serving cache would hold."""
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[str, int], tuple] = {}
-        self.position: Position | None = None
-        self.resets = 0
-        self.batches = 0
-
-    def take(self, change) -> None:
-        match change:
-            case Reset():
-                self.rows.clear()
-                self.resets += 1
-            case Rows(batch=batch):
-                self.batches += 1
-                for row in batch.to_pylist():
-                    self.rows.pop((row["table"], row["id"]), None)
-                    if not row["removed"]:
-                        self.rows[row["table"], row["id"]] = tuple(row["embedding"])
-            case Reached(position=position):
-                self.position = position
-
-    def catch_up(self, directory: CheckpointDirectory) -> None:
-        for change in follow(directory, self.position, idle_secs=0):
-            self.take(change)
-
-
-def rows_of(directory: CheckpointDirectory) -> dict[tuple[str, int], tuple]:
-    newest = newest_of(directory)
-    rows = read_chain(directory, newest, GROUP)
-    keys = zip(rows["table"].to_pylist(), rows["id"].to_pylist(), strict=True)
-    return dict(zip(keys, map(tuple, rows["embedding"].to_pylist()), strict=True))
+from tests.checkpoint.readers import Cache, rows_of
 
 
 def rebase(run: CheckpointRun, base: list[Record], delta: list[Record]) -> None:

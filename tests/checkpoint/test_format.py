@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from embedps.checkpoint import Rows, follow
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Rows, follow
 from embedps.checkpoint.tools.verify import verify
 from embedps.tables.row_files import StoredFile
 from tests.checkpoint import store_chain

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embedps.checkpoint import Rows, follow
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Rows, follow
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.quantize import Encoding, from_bfloat16, to_nearest
 from embedps.checkpoint.format.rows import RowFile

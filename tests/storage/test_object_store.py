@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 import pyarrow.fs as pafs
 import pytest
 
+from embedps.checkpoint import Reached, Rows, follow
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Reached, Rows, follow
 from embedps.checkpoint.lease import lease_latest, read_leases, release_lease
 from embedps.checkpoint.refs import move_ref, number_of
 from embedps.checkpoint.retention import KeepChains, KeepNewest, collect_garbage

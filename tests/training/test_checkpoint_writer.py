@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from embedps.checkpoint import Reached, Reset, Rows, follow
 from embedps.checkpoint.chain import continuation, position_of
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.policies import Consecutive, Intermittent, OneShot
 from embedps.checkpoint.retention import KeepNewest
 from embedps.checkpoint.tools.compact import compact

@@ -27,6 +27,7 @@ from embedps.serving.server.request_size import (
     most_values,
 )
 from embedps.serving.server.requests import Format, Request
+from embedps.serving.server.sent_changes import FOLLOW_SERVICE, SentChanges
 from embedps.serving.server.tensor_values import (
     claimed_text_bytes,
     claimed_values,
@@ -41,6 +42,7 @@ _MAX_ARRIVING_CHECKS = 32  # of health, whose messages are small and come at onc
 _MESSAGE_SECS = 60.0
 _MAX_HELD_BACK = 64  # answers for wasted bytes; each has a thread
 _MAX_WATCHES = 128  # of health; each has a thread
+_MAX_FOLLOWERS = 32  # of changes; each has a thread, and a lease
 _OTHER_THREADS = 8  # for calls that are refused, and requests that do not wait for scores
 MAX_CONNECTIONS = 4096
 _HANDSHAKE_MS = 10_000
@@ -81,6 +83,7 @@ class GrpcServer:
         """
         self._api = api
         self._watches = threading.BoundedSemaphore(_MAX_WATCHES)
+        self._followers = SentChanges(api, most=_MAX_FOLLOWERS)
         arriving = max(max_waiting, _MIN_ARRIVING)
         self._arrivals = ArrivingCalls(arriving, message_secs)
         self._arriving_checks = ArrivingCalls(_MAX_ARRIVING_CHECKS, message_secs)
@@ -91,7 +94,7 @@ class GrpcServer:
             target=self._end_late, args=(message_secs / 8,), name="arrivals", daemon=True
         )
         threads = max_waiting + arriving + _MAX_ARRIVING_CHECKS + _MAX_WATCHES + _MAX_HELD_BACK
-        threads += _OTHER_THREADS
+        threads += _MAX_FOLLOWERS + _OTHER_THREADS
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
             interceptors=[_Tokens(api)],
@@ -143,6 +146,7 @@ class GrpcServer:
             messages.MODEL_SERVICE: {
                 "GetModelStatus": answering(messages.GetModelStatusRequest, self._status)
             },
+            FOLLOW_SERVICE: {"Changes": grpc.stream_stream_rpc_method_handler(self._changes)},
             messages.HEALTH_SERVICE: {
                 "Check": check,
                 "Watch": grpc.stream_stream_rpc_method_handler(
@@ -161,6 +165,7 @@ class GrpcServer:
         """Takes no further requests, and waits for those that it has."""
         self._api.health.end()
         self._ends.set()
+        self._followers.end()
         self._server.stop(grace_secs).wait()
         self._ended.set()
 
@@ -272,6 +277,13 @@ class GrpcServer:
                 yield messages.HealthCheckResponse(status=status)
         finally:
             self._watches.release()
+
+    def _changes(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        data = self._take(self._arrivals, requests, context)
+        try:
+            yield from self._followers.messages(data, context.add_callback)
+        except RequestError as error:
+            _abort(context, error)
 
     def _health_of(self, service: str) -> str:
         if not self._is_known(service):

@@ -14,6 +14,7 @@ Code = Literal[
     "DEADLINE_EXCEEDED",
     "UNAVAILABLE",
     "UNIMPLEMENTED",
+    "DATA_LOSS",
     "INTERNAL",
     "CANCELLED",
 ]

@@ -98,7 +98,7 @@ class ServedModel:
           CheckpointError: the checkpoint cannot be loaded.
         """
         self.name, self.ref = name, ref
-        self._directory, self._make = directory, make
+        self.directory, self._make = directory, make
         self._stack = ExitStack()
         self._stop = threading.Event()
         self._refusal: RefusedManifest | None = None
@@ -202,12 +202,12 @@ class ServedModel:
         try:
             advance = self._follower.next()
             if advance is None:
-                raise UsageError(f"{self._directory.path} has no checkpoint yet: train first")
+                raise UsageError(f"{self.directory.path} has no checkpoint yet: train first")
             return self._load(advance)
         except CorruptCheckpointError as error:
             if self.ref is not None:
                 raise
-            newest, *older = reversed(self._directory.numbers())
+            newest, *older = reversed(self.directory.numbers())
             for number in older:
                 with suppress(CorruptCheckpointError):
                     advance = self._load(self._follower.to(number))
@@ -264,7 +264,7 @@ class ServedModel:
         served = self._standing.number
         if newest < served and self.ref is None:
             raise CheckpointError(
-                f"the newest manifest of {self._directory.path} must not be older than manifest "
+                f"the newest manifest of {self.directory.path} must not be older than manifest "
                 f"{served}, which is served, but is {max(newest, 0)}: restart the server if it is "
                 "another run's"
             )
@@ -284,7 +284,7 @@ class ServedModel:
     def _move_past(self, tried: int, newest: int) -> bool:
         """Tries other manifests than one that failed; tells whether the newest is served then."""
         served = self._standing.number if self._model.is_whole else -1
-        for number in reversed(self._directory.numbers()):
+        for number in reversed(self.directory.numbers()):
             if number > served and number != tried:
                 with suppress(CheckpointError):
                     self._move(self._follower.to(number))

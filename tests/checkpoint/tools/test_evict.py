@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from embedps.checkpoint import Reached, follow
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.evicted_directory import FIRST_FIELDS
-from embedps.checkpoint.follow import Reached, follow
 from embedps.checkpoint.format.quantize import Encoding
 from embedps.checkpoint.retention import KeepNewest
 from embedps.checkpoint.tools.compact import compact

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embedps.checkpoint import Reached, Reset, Rows, follow
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.refs import move_ref
 from embedps.checkpoint.retention import KeepNewest

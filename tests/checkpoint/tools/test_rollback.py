@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embedps.checkpoint import Reset, Rows, follow
 from embedps.checkpoint.chain import Position, position_of
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Reset, Rows, follow
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools.rollback import rollback

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embedps
-from embedps.checkpoint.follow import Reached, Reset, Rows, follow
+from embedps.checkpoint import Reached, Reset, Rows, follow
 from embedps.checkpoint.refs import move_ref
 from embedps.data.dataset import Dataset
 from tests.builders import Replay, read_split

@@ -28,7 +28,7 @@ from embedps import table
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
 from embedps.config_fields import option
-from embedps.data.dataset import LabelColumn
+from embedps.data.dataset_metadata import LabelColumn
 from embedps.errors import EmbedpsError
 
 DIM, BATCH, EXAMPLES = 16, 65_536, 4096
@@ -43,7 +43,8 @@ def ids_of(first: int, count: int) -> np.ndarray:
 def make(rows: int, folder: str) -> dict[str, Any]:
     """Writes the vectors; row i has the float i in each place."""
     schema = pa.schema([("id", pa.int64()), ("embedding", pa.list_(pa.float32(), DIM))])
-    with pq.ParquetWriter(Path(folder) / "vectors.parquet", schema, compression="none") as writer:
+    path = Path(folder) / "vectors.parquet"
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
         for first in range(0, rows, BATCH):
             count = min(BATCH, rows - first)
             values = np.repeat(np.arange(first, first + count, dtype=np.float32), DIM)

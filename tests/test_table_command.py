@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -322,7 +323,8 @@ def test_vectors_in_a_directory_of_their_own_verify_and_begin_a_run(tmp_path, ca
     assert verify(directory, directory.numbers()).problems == ()
     assert compact(directory) is not None
     assert verify(directory, directory.numbers()).problems == ()
-    trainer = make_trainer(clicks, tmp_path / "m", **{"from": str(directory.path)})
+    fields: dict[str, Any] = {"from": str(directory.path)}
+    trainer = make_trainer(clicks, tmp_path / "m", **fields)
     assert trainer.fit().summary["finished"]
     _, batches = stream_table(CheckpointDirectory(tmp_path / "m"), latest(tmp_path / "m"), "C1")
     rows = {row["id"]: row for batch in batches for row in batch.to_pylist()}

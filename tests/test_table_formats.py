@@ -3,6 +3,7 @@
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -216,9 +217,8 @@ def test_scores_of_the_same_network_are_those_of_keras(tmp_path, source, clicks)
     assert main("import", vectors, "--table=C1", f"--dim={DIM}", "--input", *given) == 0
     weights = source.get_layer("out").get_weights()
     recommender = embedps.Recommender(build=lambda: SameNetwork(*weights))
-    trainer = make_trainer(
-        clicks, tmp_path / "m", recommender=recommender, **{"from": str(vectors)}
-    )
+    fields: dict[str, Any] = {"from": str(vectors)}
+    trainer = make_trainer(clicks, tmp_path / "m", recommender=recommender, **fields)
     trainer._loop.save(final=False)
     trainer.close()
     ids = pa.array([fingerprint(text) for text in TEXTS])

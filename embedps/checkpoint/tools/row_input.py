@@ -22,6 +22,7 @@ ID, EMBEDDING = "id", "embedding"
 TEXT_KINDS = (".vec", ".txt")
 KINDS = (".parquet", ".arrow", ".csv", *TEXT_KINDS, *foreign_arrays.KINDS)
 _BATCH_ROWS = constants.MAX_ROW_FILE_BATCH_ROWS
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,8 @@ class RowInput:
 
     def _batches(self, widths: dict[str, int]) -> Iterator[pa.RecordBatch]:
         if self.path.suffix == ".parquet":
-            with pq.ParquetFile(self.path) as file:
+            # Without a buffer, Arrow may hold all that it has read.
+            with pq.ParquetFile(self.path, buffer_size=_BUFFER_BYTES) as file:
                 yield from file.iter_batches(_BATCH_ROWS)
         elif self.path.suffix == ".arrow":
             with pa.memory_map(str(self.path)) as mapped:
@@ -152,7 +154,7 @@ class RowInput:
                 if keys in arrays:
                     arrays[ID] = arrays[keys]
             num_rows = columns[EMBEDDING].shape[0]
-            shapes = {name: (num_rows, widths[name]) for name in columns}
+            shapes: dict[str, tuple[int, ...]] = {n: (num_rows, widths[n]) for n in columns}
             if ID in arrays and self.ids is None:
                 columns[ID], shapes[ID] = arrays[ID], (num_rows,)
             for name, shape in shapes.items():

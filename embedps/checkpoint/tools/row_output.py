@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +55,7 @@ def write_rows(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             num_rows, columns = _columns(Path(folder), schema, batches)
             if path.suffix == ".npz":
-                np.savez(file, **columns)
+                np.savez(file, allow_pickle=False, **columns)
             else:
                 _write_safetensors(file, columns)
         return num_rows
@@ -105,7 +104,7 @@ def _flat(column: pa.Array) -> np.ndarray:
     return flat
 
 
-def _write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+def _write_safetensors(file: file_io.ChecksummedFile, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes what `safetensors.numpy.save_file` does, which has all arrays in memory."""
     header, end = {}, 0
     for name, array in arrays.items():

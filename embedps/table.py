@@ -40,18 +40,24 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.table") -> int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableConfig:
-    """Names a table of a model directory, and says what its ids are."""
+    """Names a table of a model directory."""
 
     directory: str = option(
         dataclasses.MISSING, "a path, or an s3:// or gs:// URL", metavar="DIR", positional=True
     )
     table: str = option(dataclasses.MISSING, "the table", metavar="NAME")
-    text_ids: bool = option(
-        False, "ids are given as texts, as ingestion makes ids of a column of strings"
-    )
 
     def __post_init__(self) -> None:
         config_fields.check(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IdsConfig(TableConfig):
+    """Says what ids are given as."""
+
+    text_ids: bool = option(
+        False, "ids are given as texts, as ingestion makes ids of a column of strings"
+    )
 
     @property
     def fingerprint(self) -> Callable[[str], int] | None:
@@ -60,7 +66,7 @@ class TableConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GetConfig(TableConfig):
+class GetConfig(IdsConfig):
     """Prints the rows of ids, a line of JSON for each."""
 
     id: tuple[str, ...] = option(dataclasses.MISSING, "the ids", metavar="ID", several=True)
@@ -70,13 +76,9 @@ class GetConfig(TableConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportRowsConfig:
+class ExportRowsConfig(TableConfig):
     """Replays base and deltas, and writes a table's rows to a file."""
 
-    directory: str = option(
-        dataclasses.MISSING, "a path, or an s3:// or gs:// URL", metavar="DIR", positional=True
-    )
-    table: str = option(dataclasses.MISSING, "the table", metavar="NAME")
     output: Path = option(
         dataclasses.MISSING, "the .parquet, .npz or .safetensors file to write", metavar="FILE"
     )
@@ -86,12 +88,12 @@ class ExportRowsConfig:
     )
 
     def __post_init__(self) -> None:
-        config_fields.check(self)
+        super().__post_init__()
         check_kind(self.output)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImportConfig(TableConfig):
+class ImportConfig(IdsConfig):
     """Gives a table the vectors of a file, while no run trains; may make a directory of vectors."""
 
     input: Path = option(
@@ -122,7 +124,7 @@ class ImportConfig(TableConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProveConfig(TableConfig):
+class ProveConfig(IdsConfig):
     """Reads every byte that is left, and names the files that have one of the ids."""
 
     ids: Path = option(dataclasses.MISSING, "a file of ids, one per line")

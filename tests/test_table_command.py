@@ -197,6 +197,10 @@ def test_an_export_comes_back_with_its_slots_or_without(tmp_path, capsys, kind):
     assert main(*command) == 0
     assert "7 rows of C2" in (out := capsys.readouterr().out)
     assert "with accumulator; 1 ids had a row" in out
+    assert main(*command, "--no-optimizer-slots") == 0
+    assert "without optimizer slots; 7 ids had a row" in capsys.readouterr().out
+    assert {tuple(row["accumulator"]) for row in rows_by_id(directory, "C2").values()} == {(0.0,)}
+    assert main(*command) == 0
     kept = ("embedding", "accumulator")
     first, second = (rows_by_id(directory, name) for name in ("C1", "C2"))
     assert {i: [row[k] for k in kept] for i, row in first.items()} == {

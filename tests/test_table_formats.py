@@ -1,18 +1,21 @@
 """`embedps table import` of what other systems wrote, and of Keras models that a test trains."""
 
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.replay import stream_table
+from embedps.checkpoint.tools.row_input import RowInput
 from embedps.features.text_values import fingerprint
 from tests.builders import latest, make_trainer
 from tests.commands import table_command as main
@@ -35,6 +38,17 @@ def take(path: Path, *given: object, dim: int = 2) -> int:
 
 def floats(rows: list[list[float]]) -> list[list[float]]:
     return np.array(rows, np.float32).tolist()
+
+
+def test_parquet_is_read_by_part(tmp_path):
+    values = np.random.default_rng(0).random(400_000 * 16, np.float32)  # 26 MB
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values), 16)
+    table = pa.table({"id": np.arange(400_000), "embedding": lists})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=65_536)
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in RowInput(path=tmp_path / "a.parquet").vectors({"embedding": 16}):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 4e6 < most < 16e6  # some batches of 65,536 rows
 
 
 def test_word2vec_text_of_gensim(tmp_path, capsys):
@@ -126,12 +140,28 @@ def test_damaged_file_is_one_line(tmp_path, capsys, name, content, said):
     assert error.count("\n") == 1
 
 
-def test_arrays_of_another_shape_are_one_line(tmp_path, capsys):
-    header = {"embedding": {"dtype": "F32", "shape": [9, 2], "data_offsets": [0, 72]}}
+@pytest.mark.parametrize("shape", [[9, 2], [2**80, 2], [-1, 2], ["a"], 7])
+def test_header_of_no_array_is_one_line(tmp_path, capsys, shape):
+    header = {"embedding": {"dtype": "F32", "shape": shape, "data_offsets": [0, 8]}}
     text = json.dumps(header).encode()
     (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 8)
     assert take(tmp_path / "v", tmp_path / "a.safetensors") == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "cannot be read: " in (error := capsys.readouterr().err)
+    assert error.count("\n") == 1
+
+
+def test_variable_whose_bytes_are_gone_is_one_line(tmp_path, capsys):
+    for name in ("tfra.index", "tfra.data-00000-of-00001"):
+        (tmp_path / name).write_bytes((FOREIGN / name).read_bytes())
+    os.truncate(tmp_path / "tfra.data-00000-of-00001", 8)
+    for name in ("tfra.data-00000-of-00001", "tfra.index"):
+        assert take(tmp_path / "v", tmp_path / "tfra.index") == 2
+        assert "tfra.index cannot be read: " in (error := capsys.readouterr().err)
+        assert error.count("\n") == 1
+        (tmp_path / name).unlink(missing_ok=True)
+
+
+def test_arrays_of_another_shape_are_one_line(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", id=np.arange(3), embedding=np.zeros([4, 2]))
     assert take(tmp_path / "v", tmp_path / "a.npz") == 2
     assert "array 'id' must have the shape [4] but has [3]" in capsys.readouterr().err

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -111,13 +111,12 @@ class _Streamed:
 class _Variable:
     """A variable of a TensorFlow checkpoint."""
 
-    def __init__(self, reader: Any, name: str, shape: list[int]) -> None:
-        self._reader, self._name, self.shape = reader, name, tuple(shape)
+    def __init__(self, read: Callable[[], np.ndarray], shape: list[int]) -> None:
+        self._read, self.shape = read, tuple(shape)
 
     @cached_property
     def _value(self) -> np.ndarray:
-        value: np.ndarray = self._reader.get_tensor(self._name)
-        return value
+        return self._read()
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         return self._value[rows]
@@ -127,12 +126,17 @@ def _variables(path: Path) -> dict[str, Any]:
     """Opens a checkpoint by its .index file, such as the variables/variables.index of a model."""
     import tensorflow as tf
 
-    try:
-        reader = tf.train.load_checkpoint(str(path.with_suffix("")))
-        shapes = reader.get_variable_to_shape_map()
-    except (tf.errors.OpError, RuntimeError) as error:
-        raise ValueError(str(error)) from error
-    return {name: _Variable(reader, name, shape) for name, shape in sorted(shapes.items())}
+    def checked(read: Callable[..., Any], *arguments: str) -> Any:
+        try:
+            return read(*arguments)
+        except (tf.errors.OpError, RuntimeError, IndexError) as error:
+            raise ValueError(str(error)) from error
+
+    reader = checked(tf.train.load_checkpoint, str(path.with_suffix("")))
+    return {
+        name: _Variable(partial(checked, reader.get_tensor, name), shape)
+        for name, shape in sorted(reader.get_variable_to_shape_map().items())
+    }
 
 
 def _safetensors(path: Path) -> dict[str, Any]:
@@ -144,8 +148,9 @@ def _safetensors(path: Path) -> dict[str, Any]:
         length = int.from_bytes(file.read(8), "little")
         if length > _MAX_HEADER_BYTES:
             raise ValueError(f"its header must have {_MAX_HEADER_BYTES} bytes but has {length}")
-        header = json.loads(file.read(length))
+        text = file.read(length)
     try:
+        header = json.loads(text)
         return {
             name: np.memmap(
                 path,
@@ -157,5 +162,5 @@ def _safetensors(path: Path) -> dict[str, Any]:
             for name, entry in header.items()
             if name != "__metadata__" and entry["dtype"] in dtypes and 0 not in entry["shape"]
         }
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"its header must describe arrays: {error}") from error

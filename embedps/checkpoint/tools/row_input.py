@@ -22,7 +22,6 @@ ID, EMBEDDING = "id", "embedding"
 TEXT_KINDS = (".vec", ".txt")
 KINDS = (".parquet", ".arrow", ".csv", *TEXT_KINDS, *foreign_arrays.KINDS)
 _BATCH_ROWS = constants.MAX_ROW_FILE_BATCH_ROWS
-_BUFFER_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +93,8 @@ class RowInput:
 
     def _batches(self, widths: dict[str, int]) -> Iterator[pa.RecordBatch]:
         if self.path.suffix == ".parquet":
-            # Without a buffer, Arrow may hold all that it has read.
-            with pq.ParquetFile(self.path, buffer_size=_BUFFER_BYTES) as file:
+            # Of a file that is not mapped, Arrow holds what it has read.
+            with pq.ParquetFile(self.path, memory_map=True) as file:
                 yield from file.iter_batches(_BATCH_ROWS)
         elif self.path.suffix == ".arrow":
             with pa.memory_map(str(self.path)) as mapped:

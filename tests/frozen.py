@@ -22,7 +22,7 @@ class Config:
     )
 
 
-TABLES = {"C1": {"frozen_steps": 10**6}, "C2": {"trainable": False}}
+TABLES: dict[str, dict[str, Any]] = {"C1": {"frozen_steps": 10**6}, "C2": {"trainable": False}}
 """Fields of tables that freeze both, each in a way of its own."""
 
 
@@ -35,11 +35,11 @@ class Frozen(embedps.ClickModel):
             "C1": {},
             "C2": {"admission": embedps.MinCount(count=2)},
         }
-        tables = [
+        specs = [
             embedps.TableSpec(name=name, embedding_dim=4, **own, **tables.get(name, {}))
             for name, own in fields.items()
         ]
-        features = [embedps.FeatureSpec(name=t.name, table=t) for t in tables]
+        features = [embedps.FeatureSpec(name=t.name, table=t) for t in specs]
         self.embeddings = embedps.Embeddings(features, **layer)
         self.out = tf.keras.layers.Dense(1)
 

@@ -68,13 +68,18 @@ class Ref:
         return self.moves[-1].after if self.moves else None
 
 
+def is_name(text: str) -> bool:
+    """Tells whether a ref can have this name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(name: str) -> str:
     """Returns a ref's name.
 
     Raises:
       UsageError: no ref can have it.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise UsageError(
             "a ref's name must have letters, digits, '.', '_' and '-', and begin with a letter, "
             f"but is {name[:100]!r}"

@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.refs import is_name, number_of
 from embedps.config_fields import check, option
 from embedps.errors import UsageError
+from embedps.storage.object_store import as_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,9 +20,9 @@ class WarmStartConfig:
     model: str | None = option(
         None,
         "begin with the rows and the network of another run's newest checkpoint, by name, or of "
-        "its manifest N",
+        "its manifest N, or of the one that a ref names",
         flag="from",
-        metavar="MODEL[@N]",
+        metavar="MODEL[@N/REF]",
     )
     renamed: tuple[str, ...] = option(
         (),
@@ -64,7 +67,18 @@ class WarmStartConfig:
             found[old] = new
         return found
 
-    def source(self) -> tuple[str, int | None]:
-        """Gives the other run's directory, and the manifest's number; None is the newest."""
-        path, _, number = (self.model or "").rpartition("@")
-        return (path, int(number)) if path and number.isdecimal() else (self.model or "", None)
+    def source(self) -> tuple[CheckpointDirectory, int | None]:
+        """Gives the other run's directory, and the manifest's number; None is the newest.
+
+        Raises:
+          UsageError: there is no such ref.
+          CheckpointError: the ref cannot be read.
+        """
+        whole = self.model or ""
+        path, _, name = whole.rpartition("@")
+        directory = CheckpointDirectory(as_path(path or whole))
+        if path and name.isdecimal():
+            return directory, int(name)
+        if path and is_name(name) and not CheckpointDirectory(as_path(whole)).numbers():
+            return directory, number_of(directory, name)
+        return CheckpointDirectory(as_path(whole)), None

@@ -27,7 +27,6 @@ from embedps.engine.model_signature import check_transforms
 from embedps.errors import CheckpointError, DimMismatchError, UsageError
 from embedps.run.warm_start_config import WarmStartConfig
 from embedps.storage import file_io
-from embedps.storage.object_store import as_path
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.groups import TableGroup
 from embedps.tables.row_files import StoredFile
@@ -72,8 +71,10 @@ def warm_start(
       DimMismatchError: a table has another dim, or the data has other transforms.
       CheckpointError: the checkpoint cannot be read.
     """
-    path, number = asked.source()
-    source = CheckpointDirectory(as_path(path))
+    try:
+        source, number = asked.source()
+    except (UsageError, CheckpointError) as error:
+        raise UsageError(f"--from {asked.model}: {error}") from error
     with LeaseRenewer(source, holder="warm-start", is_needed=False) as lease:
         try:
             manifest = lease.take_latest() if number is None else lease.take(number)

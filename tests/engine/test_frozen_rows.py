@@ -77,7 +77,7 @@ def test_rows_stay_to_the_bit(trained: tuple[Dataset, Path], tmp_path: Path, how
     np.testing.assert_equal(tables_of(tmp_path / "m"), tables_of(trained[1]))
 
 
-AGED = {"eviction": (embedps.TimeToLive(steps=1),)}
+AGED: dict[str, Any] = {"eviction": (embedps.TimeToLive(steps=1),)}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_rows_of_one_table_stay_and_others_learn_and_go(
     build = partial(Frozen, tables={"C1": AGED, "C2": AGED | fields})
     dataset, before = trained
     shutil.copytree(before, tmp_path / "m")
-    options = {"epochs": 2, "freeze": freeze, "dense_optimizer": "adagrad"}
+    options: dict[str, Any] = {"epochs": 2, "freeze": freeze, "dense_optimizer": "adagrad"}
     recommender = embedps.Recommender(build=build)
     trainer = make_trainer(dataset, tmp_path / "m", recommender=recommender, **options)
     names = "C2 before step 99" if freeze == ("C2:99",) else "C2"

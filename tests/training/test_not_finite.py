@@ -12,10 +12,13 @@ import pytest
 import tensorflow as tf
 
 import embedps
+from embedps.checkpoint.chain import position_of
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.follow import Reset, Rows, follow
 from embedps.checkpoint.format.dense import read_dense, write_dense
+from embedps.checkpoint.refs import move_ref
 from embedps.data.dataset import Dataset
-from embedps.errors import TrainingError
+from embedps.errors import TrainingError, UsageError
 from tests.builders import dataset_fixture, latest, make_trainer
 from tests.checkpoint.readers import read_chain
 from tests.commands import checkpoint_command
@@ -99,6 +102,37 @@ def test_a_network_that_is_not_finite_is_not_saved(tmp_path, dataset, trained):
     )
     assert CheckpointDirectory(tmp_path).numbers() == [good]
     assert [path.name for path in tmp_path.glob("delta-*")] == []
+
+
+def test_a_new_run_begins_before_the_damage_and_readers_do_not_mix_the_two(
+    tmp_path, dataset, trained
+):
+    old, new = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(trained, old)
+    (good,) = CheckpointDirectory(old).numbers()
+    commit_not_finite(old)
+    move_ref(CheckpointDirectory(old), "good", good)
+    with pytest.raises(UsageError, match=r"--from .*@bad: .* has no ref 'bad': there are good"):
+        trainer_of(dataset, new, epochs=1, **{"from": f"{old}@bad"})
+    began = f"starts from {old}, checkpoint {good}, step 1"
+    for at in (good, "good"):
+        trainer = trainer_of(dataset, new, epochs=1, **{"from": f"{old}@{at}"})
+        assert began in trainer._setup.changes
+        if at == good:
+            trainer.close()
+    trainer.fit()
+    # A reader that holds the old run's rows, even if both have numbered their saves alike.
+    position = position_of(latest(old))
+    assert position.number == latest(new).save_number
+    first, *changes = follow(new, position)
+    assert first == Reset(lost=position)
+    rows = {}
+    for change in changes:
+        if isinstance(change, Rows):
+            rows |= {row["id"]: row for row in change.batch.to_pylist()}
+    assert [row["embedding"] for _, row in sorted(rows.items())] == [
+        row["embedding"] for row in content_of(new)[0]
+    ]
 
 
 def test_a_save_under_way_is_not_committed_once_a_loss_is_no_number(tmp_path, dataset):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -124,7 +124,7 @@ def test_each_table_learns_by_its_own_numbers_in_keras_mode(
 ) -> None:
     model = Sums(OPTIMIZERS, learning_rate=RATE)
     again = embedps.Embeddings.from_config(model.embeddings.get_config())
-    optimizers = [table.optimizer for table in again.tables]
+    optimizers: list[Any] = [table.optimizer for table in again.tables]
     assert optimizers[:2] == [OPTIMIZERS["C1"], OPTIMIZERS["C2"]]
     assert optimizers[2].learning_rate.get_config() == SCHEDULE.get_config()
     batches = embedps.read(
@@ -153,7 +153,7 @@ def test_mistakes_are_named(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"learning_rate is <.*the tables' optimizers have .*C1"):
         Sums(OPTIMIZERS, learning_rate=SCHEDULE)
     with pytest.raises(UsageError, match=r"SGD.learning_rate must be a number but got 'fast'"):
-        embedps.SGD(learning_rate="fast")
+        embedps.SGD(learning_rate=cast(Any, "fast"))
     config = embedps.TableSpec(
         name="t", embedding_dim=2, optimizer=embedps.SGD(learning_rate=lambda step: 0.1)
     )

@@ -244,7 +244,8 @@ def gradients_of(
         watched = (inputs.lookup.rows, inputs.weights)
         tape.watch(watched)
         loss, counts = model.count(batch, exchange.combine(inputs), training=True)
-    rows, dense = clip(*tape.gradient(loss, watched), exchange.collection.groups)
+    rows, dense = tape.gradient(loss, watched)
+    rows, dense = clip(rows, dense, exchange.collection.groups)
     return rows, dense, counts
 
 

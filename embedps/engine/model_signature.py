@@ -122,7 +122,7 @@ def _differs(key: str, ours: Any, theirs: Any) -> DimMismatchError:
         what = f"{what} {i}"
     return DimMismatchError(
         f"{what} is {_short(ours)}, the checkpoint has {_short(theirs)}: resume with what it was "
-        f"trained with{flag}, or start a new model directory"
+        f"trained with{flag}, or start a new model directory with --from this one"
     )
 
 

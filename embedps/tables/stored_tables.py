@@ -25,7 +25,10 @@ def check_tables(
     """
     found = {t["name"]: t for t in stored}
     ours: dict[str, TableSpec] = {t.name: t for t in tables}
-    advice = "restore with the tables it was written with, or start a new model directory"
+    advice = (
+        "restore with the tables it was written with, or start a new model directory with --from "
+        "this one"
+    )
     if found.keys() != ours.keys():
         raise DimMismatchError(
             f"the checkpoint has tables {sorted(found)}, the model {sorted(ours)}: {advice}"

@@ -67,7 +67,8 @@ def test_another_optimizer_is_refused(tmp_path, dataset, trained, stored, given,
         make_trainer(dataset, tmp_path / "m", dense_optimizer=given)
     assert str(refused.value) == (
         f"the network's optimizer is '{given}', the checkpoint has '{stored}': resume with what it "
-        f"was trained with (--dense-optimizer {stored}), or start a new model directory"
+        f"was trained with (--dense-optimizer {stored}), or start a new model directory with "
+        "--from this one"
     )
 
 

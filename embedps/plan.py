@@ -5,9 +5,8 @@ bytes on the wire per step, and the speed of 1 to 64 workers.
 
 Rows are counted in the training split. Bytes of tables are measured on a store that is filled here.
 Bytes on the wire come from the distinct ids of real batches. Speeds come from some seconds of
-training on this machine: in this process, and with --num-ps servers and --num-workers workers, or
-one of each without these flags. Figures of other numbers of servers and workers are predictions.
-The model directory is not touched.
+training here: in this process, and with --num-ps servers and --num-workers workers, or one of each.
+Figures of other numbers of servers and workers are predictions. The model directory is not touched.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def make_plan(
         examples=examples,
         examples_per_step=per_step,
         sync=cluster.sync,
-        calls=calls_of(cluster.sync, cluster.num_workers, steps.unit_steps),
+        calls=calls_of(cluster.sync, cluster.group_size(cluster.num_workers), steps.unit_steps),
         max_server_bytes=limit_bytes,
         tables=tables,
         servers=servers,

@@ -142,7 +142,11 @@ def measure_step(
             model_dir=str(Path(folder) / "model"),
             epochs=_EPOCHS,
             cluster=dataclasses.replace(  # units run one by one here
-                config.cluster, sync="none", on_lost_worker="repeat", backup_workers=0
+                config.cluster,
+                sync="none",
+                sync_group_size=0,
+                on_lost_worker="repeat",
+                backup_workers=0,
             ),
         )
         with _cluster(num_ps, num_workers, folder) as cluster:

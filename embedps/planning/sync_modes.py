@@ -1,7 +1,7 @@
 """What each mode of `--sync` costs: bytes, calls and speed, beside those of steps that do not wait.
 
-A part of a step sends what a step of its own sends. But a unit is divided among all workers, so a
-worker has fewer steps per unit, and what begins and ends its part of a unit weighs more.
+A part of a step sends what a step of its own sends. But a unit is divided among the workers of a
+step, so a worker has fewer steps per unit, and what begins and ends its part of a unit weighs more.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ def speed_of(sync: SyncMode, num_workers: int) -> float:
     return SPEEDS[sync] if num_workers > 1 else 1.0
 
 
-def calls_of(sync: SyncMode, num_workers: int, unit_steps: float) -> float:
+def calls_of(sync: SyncMode, group_size: int, unit_steps: float) -> float:
     """Predicts the gRPC calls per step of a worker, at each server.
 
     Args:
+      group_size: how many workers take each step together, if any do.
       unit_steps: batches per unit.
     """
-    return _fixed("calls", own_steps(sync, num_workers, unit_steps))
+    return _fixed("calls", own_steps(sync, group_size, unit_steps))
 
 
-def own_steps(sync: SyncMode, num_workers: int, unit_steps: float) -> float:
+def own_steps(sync: SyncMode, group_size: int, unit_steps: float) -> float:
     """Gives how many steps of a unit a worker takes that has a part of it."""
-    return unit_steps if sync == "none" else max(1.0, unit_steps / num_workers)
+    return unit_steps if sync == "none" else max(1.0, unit_steps / group_size)
 
 
 def _fixed(what: str, unit_steps: float) -> float:
@@ -88,10 +89,11 @@ def plan_modes(
       unit_steps: batches per unit.
       examples_per_sec: measured on the cluster in mode none; 0 if it was not.
     """
-    together = examples_per_step * cluster.num_workers
+    size = cluster.group_size(cluster.num_workers)
+    together = examples_per_step * size
 
     def more(what: str, sync: SyncMode) -> int:
-        own = own_steps(sync, cluster.num_workers, unit_steps)
+        own = own_steps(sync, size, unit_steps)
         return round(_fixed(what, own) - _fixed(what, unit_steps))
 
     return [
@@ -99,7 +101,7 @@ def plan_modes(
             sync=sync,
             row_examples=together if sync == "full" else examples_per_step,
             network_examples=examples_per_step if sync == "none" else together,
-            calls=calls_of(sync, cluster.num_workers, unit_steps),
+            calls=calls_of(sync, size, unit_steps),
             bytes_in=bytes_in + more("bytes_in", sync),
             bytes_out=bytes_out + more("bytes_out", sync),
             examples_per_sec=examples_per_sec * speed_of(sync, cluster.num_workers),

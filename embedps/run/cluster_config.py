@@ -68,6 +68,13 @@ class ClusterConfig:
         "the network and the rows, dense is the network alone, none is nothing: each worker's "
         "step is its own",
     )
+    sync_group_size: int = option(
+        0,
+        "with --sync, how many workers take each step together; groups of so many do not wait for "
+        "each other, and 0 makes one group of all",
+        least=0,
+        most=MAX_LOCAL_TASKS,
+    )
     on_lost_worker: OnLostWorker = option(
         "repeat",
         "with --sync, what the others do if a worker is lost: repeat waits until its part is "
@@ -119,6 +126,7 @@ class ClusterConfig:
             replicas=self.replicas,
             sync=self.sync,
             in_groups=self.in_groups,
+            by_group=self.sync_group_size > 0,
         )
 
     def check_way(self, place: Place | None = None) -> None:
@@ -131,7 +139,7 @@ class ClusterConfig:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether the workers train each step together."""
+        """Whether workers train each step together, all or those of a group."""
         return self.sync != "none"
 
     @property
@@ -150,18 +158,32 @@ class ClusterConfig:
         is_free = not (self.is_in_step or self.overlap)
         return STALE_STEPS - 1 if is_free and num_workers > STALE_STEPS else None
 
-    def parts_needed(self, num_workers: int) -> int | None:
-        """Gives how many workers' parts a step waits for; None if for all, whatever happens.
+    def group_size(self, num_workers: int) -> int:
+        """Gives how many workers take each step together, if any do.
 
         Raises:
-          UsageError: it would wait for nobody.
+          UsageError: the workers cannot be divided into such groups.
+        """
+        size = self.sync_group_size or num_workers
+        if self.sync_group_size and (size == 1 or num_workers % size):
+            raise UsageError(
+                f"--sync-group-size must divide the {num_workers} workers into groups of 2 or more "
+                f"but is {size}: give a divisor, or leave it out for one group"
+            )
+        return size
+
+    def parts_needed(self, num_workers: int) -> int:
+        """Gives how many workers' parts a step waits for, if workers take steps together.
+
+        Raises:
+          UsageError: it would wait for nobody, or groups have no such size.
         """
         if self.backup_workers >= num_workers:
             raise UsageError(
                 f"--backup-workers must be less than the {num_workers} workers but is "
                 f"{self.backup_workers}: give fewer, or more workers"
             )
-        return num_workers - self.backup_workers if self.in_groups else None
+        return self.group_size(num_workers) - self.backup_workers
 
 
 def asked_of(config: Any) -> dict[str, Any]:

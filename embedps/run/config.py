@@ -137,15 +137,13 @@ class TrainConfig:
 
     def dense_rate_scale(self, num_workers: int) -> float:
         """What the network's learning rate is multiplied by for the examples of an update."""
-        return self._rate_scale(self._parts(num_workers) if self.cluster.is_in_step else 1)
+        is_joint = self.cluster.is_in_step
+        return self._rate_scale(self.cluster.parts_needed(num_workers) if is_joint else 1)
 
     def row_rate_scale(self, num_workers: int) -> float:
         """What the tables' learning rate is multiplied by for the examples of an update."""
-        return self._rate_scale(self._parts(num_workers) if self.cluster.sync == "full" else 1)
-
-    def _parts(self, num_workers: int) -> int:
-        """Counts the batches that a step of all workers waits for."""
-        return self.cluster.parts_needed(num_workers) or num_workers
+        is_joint = self.cluster.sync == "full"
+        return self._rate_scale(self.cluster.parts_needed(num_workers) if is_joint else 1)
 
     def _rate_scale(self, num_parts: int) -> float:
         meant = self.optimizer.rates_batch_size

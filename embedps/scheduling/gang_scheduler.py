@@ -1,14 +1,18 @@
-"""The gang scheduler: keeps the units of a ledger running, each on all workers together.
+"""The gang scheduler: keeps the units of a ledger running, each on a group of workers together.
 
-With N workers, a unit has N parts of ranks 0 to N - 1, which take each step together: a rank's step
-waits on the servers until the step before has the gradients of all ranks. So all parts of a unit
-must run at once, each on a worker of its own.
+In a group of N workers, a unit has N parts of ranks 0 to N - 1, which take each step together: a
+rank's step waits on the servers until the step before has the gradients of all ranks. So all parts
+of a unit must run at once, each on a worker of its own.
 
-A worker that has trained its part begins its part of the next unit, and waits there for the last
-step of the unit before. That is safe because workers take the parts of the unit before first: if
-one of these loses its worker, the next worker that comes back attempts it again, and all others
-wait for that. If parts were taken in the order in which they were queued, that worker would begin a
-part of the next unit, and nobody would be left for the lost one.
+If all workers are one group, a worker that has trained its part begins its part of the next unit,
+and waits there for the last step of the unit before. That is safe because workers take the parts of
+the unit before first: if one of these loses its worker, the next worker that comes back attempts it
+again, and all others wait for that. If parts were taken in the order in which they were queued,
+that worker would begin a part of the next unit, and nobody would be left for the lost one.
+
+Smaller groups do not wait for each other, so none begins a unit before it has ended one: else its
+workers could begin parts that wait for another group. As all its workers end a unit at once, they
+stay together, until one is lost: then the worker that is free first takes the lost part.
 """
 
 from __future__ import annotations
@@ -37,24 +41,37 @@ _STUCK_TIMES = 20.0
 
 
 class GangScheduler(UnitThreads):
-    """Runs units, each on all workers at once.
+    """Runs units, each on all workers of a group at once.
 
     A unit fails if one of its parts does. A part whose worker is lost, or does not answer, is
     attempted again by the next worker that is free, and the others wait for it. The parts of a unit
     that is stuck are all attempted again. Servers take only the first part of each rank and step.
     """
 
-    _last_end = -math.inf  # when a unit was done last
+    _last_end = -math.inf  # when the unit before was done
 
-    def awaited(self, logs: StepLogs) -> Wait | None:
-        """Tells which rank all others wait for."""
+    def awaited(self, logs: StepLogs) -> list[Wait]:
+        """Tells by group which rank its others wait for."""
         with self._lock:
             units = list(self._in_progress)
-        if not units:
-            return None
-        for step, workers in sorted(logs.open_steps().items())[:1]:
+        steps = sorted(logs.open_steps().items())
+        groups = [units[:]] if self._is_one_group else [[each] for each in units]
+        waits = [self._awaited_of(of_group, steps) for of_group in groups if of_group]
+        return [each for each in waits if each is not None]
+
+    def _awaited_of(
+        self, units: Sequence[UnitInProgress], steps: Sequence[tuple[int, list[int | None]]]
+    ) -> Wait | None:
+        """Tells which rank the others of a group wait for.
+
+        Args:
+          units: of the group, in order.
+          steps: all that wait for parts, in order: for each rank the worker that brought it.
+        """
+        first, end = units[0].unit.first_step, self._end_of(units[-1].unit)
+        for step, workers in [each for each in steps if first <= each[0] < end][:1]:
             begun = [each for each in units if each.unit.first_step <= step]
-            calls = begun[-1].calls if begun else []
+            calls = begun[-1].calls
             before = [call for each in begun[:-1] for call in each.calls]
             for rank, (worker, call) in enumerate(zip(workers, calls, strict=False)):
                 if worker is None:
@@ -62,8 +79,10 @@ class GangScheduler(UnitThreads):
                     return Wait(f"step {step} waits for rank {rank}", why)
         calls = list(units[0].calls)
         is_begun = any(call.done() or call.worker is not None for call in calls)
+        has_ended = any(call.done() for call in calls)
         for rank, call in enumerate(calls):
-            if is_begun and not call.done() and (why := self._why(call, [])):
+            late = f"worker {call.worker} has not ended its part" if has_ended else ""
+            if is_begun and not call.done() and (why := self._why(call, []) or late):
                 where = f"the unit from step {units[0].unit.first_step} on waits for rank {rank}"
                 return Wait(where, why)
         return None
@@ -86,21 +105,30 @@ class GangScheduler(UnitThreads):
             cause = f"{_names(busy)} did not yet end the unit before"
         return f"it needs a worker, and {cause}"
 
+    @property
+    def _is_one_group(self) -> bool:
+        return self._group_size == self._cluster.num_workers
+
+    def _end_of(self, unit: Unit) -> int:
+        """Gives the number after a unit's last batch."""
+        return unit.first_step - (-unit.num_rows // self._ledger.batch_rows)
+
     def _max_units(self) -> int:
+        if not self._is_one_group:
+            return self._cluster.num_workers // self._group_size
         # A unit of a file that arrived may be left out; a unit behind it would wait for ever.
         return 1 if self._ledger.grows else _UNITS_AT_ONCE
 
     def _start(self, unit: Unit) -> UnitInProgress:
         """Schedules the parts of a unit, the first step after the last one of the unit before."""
-        num_ranks = self._cluster.num_workers
+        num_ranks = self._group_size
         batch_rows = self._ledger.batch_rows
         with self._lock:
-            before = self._in_progress[-1].unit if self._in_progress else None
+            behind = self._in_progress[-1:] if self._is_one_group else []
         after = -1
-        if before is not None:
-            after = last_step(
-                before.first_step, before.num_rows, batch_rows=batch_rows, num_ranks=num_ranks
-            )
+        for each in behind:
+            first, rows = each.unit.first_step, each.unit.num_rows
+            after = last_step(first, rows, batch_rows=batch_rows, num_ranks=num_ranks)
         arguments = self._arguments(unit)  # once: the learning rate is the same for all ranks
         begun: set[int] = set()
         lock = threading.Lock()  # guards `begun` and `lost`
@@ -146,7 +174,7 @@ class GangScheduler(UnitThreads):
         They wait for its last step, which does not come.
         """
         cause = super()._cause(started, error)
-        if cause is None:
+        if cause is None and self._is_one_group:
             with self._lock:
                 is_last = self._in_progress[-1:] == [started]
             if not is_last:
@@ -180,7 +208,8 @@ class GangScheduler(UnitThreads):
         now = time.monotonic()
         with self._lock:
             began = max(self._last_end, min(call.started_at for call in started.calls))
-            self._last_end = now
+            if self._is_one_group:
+                self._last_end = now
             self._rows_done += started.unit.num_rows
             self._secs_done += now - began
 
@@ -207,7 +236,7 @@ class GangScheduler(UnitThreads):
         """
         with self._lock:
             last = max(self._last_end, *(call.started_at for call in started.calls))
-            is_first = self._in_progress[:1] == [started]
+            is_first = self._in_progress[:1] == [started] or not self._is_one_group
         limit = max(_STUCK_SECS, _STUCK_TIMES * self._usual_secs(started.unit))
         return is_first and time.monotonic() > last + limit
 

@@ -29,17 +29,17 @@ class Scheduler(UnitThreads):
     only once: see engine/steps/servers.py.
     """
 
-    def awaited(self, logs: StepLogs) -> Wait | None:
+    def awaited(self, logs: StepLogs) -> list[Wait]:
         """Tells which workers the others wait for, if steps are applied in groups."""
         if logs.groups is None:
-            return None
+            return []
         index, workers = logs.groups.awaited()
         if not workers:
-            return None
+            return []
         lost = self._cluster.lost_workers()
         whys = ("does not answer" if each in lost else "has not sent its part" for each in workers)
         told = (f"worker {each} {why}" for each, why in zip(workers, whys, strict=True))
-        return Wait(f"joint step {index} waits", " and ".join(told))
+        return [Wait(f"joint step {index} waits", " and ".join(told))]
 
     def _max_units(self) -> int:
         return _UNITS_PER_WORKER * self._cluster.num_workers

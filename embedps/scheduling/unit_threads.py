@@ -80,6 +80,7 @@ class UnitThreads(abc.ABC):
         arguments: Callable[[Unit], tuple[tf.Tensor, ...]],
         record: Callable[[Unit, Counts], None],
         stop: threading.Event,
+        group_size: int | None = None,
         finish_secs: float = math.inf,
         on_failure: Callable[[Unit, BaseException], OnFailure] = lambda *_: OnFailure.STOP,
         on_death: Callable[[Unit], BaseException | None] | None = None,
@@ -93,6 +94,7 @@ class UnitThreads(abc.ABC):
           arguments: makes the function's arguments from a unit.
           record: called with each unit's counts before the unit is done; may raise to refuse them.
           stop: once set, no unit begins; `end` does the same for this scheduler alone.
+          group_size: how many workers train a unit together, where it takes several; None is all.
           finish_secs: the time after a stop before units in progress are given back.
           on_failure: tells what follows when a unit fails.
           on_death: tells what follows when the worker that ran a unit was lost; see ScheduledCall.
@@ -103,6 +105,7 @@ class UnitThreads(abc.ABC):
         self._arguments = arguments
         self._record = record
         self._stop = stop
+        self._group_size = group_size or cluster.num_workers
         self._ending = threading.Event()  # stops this scheduler alone
         self._finish_secs = finish_secs
         self._on_failure = on_failure
@@ -157,8 +160,8 @@ class UnitThreads(abc.ABC):
         self.end()
 
     @abc.abstractmethod
-    def awaited(self, logs: StepLogs) -> Wait | None:
-        """Tells whom the workers wait for; None if they wait for nobody."""
+    def awaited(self, logs: StepLogs) -> list[Wait]:
+        """Tells whom workers wait for, if they do."""
 
     @abc.abstractmethod
     def _max_units(self) -> int:

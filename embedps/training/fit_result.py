@@ -259,9 +259,11 @@ class FitResult:
         return self.summary.get("config", {}).get("train", {}).get(option)
 
     def _usual_staleness(self) -> int:
-        """Gives the median over workers of the median staleness of their steps."""
+        """Gives the median over workers of the median staleness of their steps, in updates."""
         medians = [worker["p50"] for worker in self.summary.get("staleness", {}).values()]
-        return statistics.median_low(medians) if medians else 0
+        batches = statistics.median_low(medians) if medians else 0
+        per_update = self._asked("sync_group_size") if self._asked("sync") == "full" else 1
+        return int(batches // (per_update or 1))
 
     def _lines(self) -> list[str]:
         lines = []
@@ -289,9 +291,12 @@ class FitResult:
             lines.append(f"scores are missing: {self.evaluator_problem}")
         stale = self._usual_staleness()
         if stale >= STALE_STEPS and self._asked("max_staleness_steps") in (None, NO_BOUND):
+            advice = f"--max-staleness-steps {STALE_STEPS - 1}"
+            if (self._asked("sync") or "none") != "none":
+                advice = "steps of all workers, by --sync full"
             lines.append(
                 f"half of the steps met {stale} updates of others or more: if scores are low, try "
-                f"--max-staleness-steps {STALE_STEPS - 1}"
+                f"{advice}"
             )
         secs = self.summary.get("wall_secs", 0.0)
         rate = rate_text(self.examples_per_sec * secs, secs)

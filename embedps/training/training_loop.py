@@ -236,7 +236,13 @@ class TrainingLoop:
         together = {"workers": self._cluster.num_workers, "joint_steps": self._joint_steps()}
         if self._config.cluster.in_groups:
             together["backup_workers"] = self._config.cluster.backup_workers
+        if self._config.cluster.sync_group_size:
+            together["group_size"] = self._group_size
         return {"mode": mode, **(together if self._config.cluster.is_in_step else {})}
+
+    @property
+    def _group_size(self) -> int:
+        return self._config.cluster.group_size(self._cluster.num_workers)
 
     def _joint_steps(self) -> int:
         """Counts the steps that workers took together in this run."""
@@ -272,6 +278,7 @@ class TrainingLoop:
             arguments=self.unit_arguments,
             record=self._record,
             stop=self._notices.stop,
+            group_size=self._group_size,
             finish_secs=self._config.grace_secs / 2,
             on_failure=self._on_failure,
             on_death=lambda unit: deaths.count_death(self._ledger.name_of(unit)),
@@ -457,7 +464,7 @@ class TrainingLoop:
             self._not_finite = f"the loss is not a number in the steps from {unit.first_step} on"
             raise TrainingError(self._not_finite)
         num_batches = -(-unit.num_rows // self._ledger.batch_rows)
-        joint_steps = -(-num_batches // self._cluster.num_workers)
+        joint_steps = -(-num_batches // self._group_size)
         rows = int(counts["examples"])  # a dataset_fn's last batch may have fewer
         self.log.add(counts, rows=rows, joint_steps=joint_steps)
         event = UnitEnd(

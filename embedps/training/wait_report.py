@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from embedps.scheduling.unit_threads import Wait
 
@@ -15,24 +16,18 @@ class WaitReport:
 
     def __init__(self) -> None:
         """Knows of no wait yet."""
-        self._where: str | None = None
-        self._since = 0.0
+        self._since: dict[str, float] = {}  # when a wait began, by where
         self._told: dict[str, float] = {}  # when, by what was told of the cause
 
-    def news(self, wait: Wait | None) -> list[str]:
-        """Gives the line to show, if a wait has lasted for long enough and there is news of it.
-
-        Args:
-          wait: the present one; None if the workers wait for nobody.
-        """
-        now, where = time.monotonic(), None if wait is None else wait.where
-        if where != self._where:
-            self._where, self._since = where, now
-        secs = now - self._since
-        if wait is None or secs < _AFTER_SECS:
-            return []
+    def news(self, waits: Sequence[Wait]) -> list[str]:
+        """Gives the lines to show of the present waits that last, if there is news of them."""
+        now = time.monotonic()
+        self._since = {each.where: self._since.get(each.where, now) for each in waits}
         self._told = {why: at for why, at in self._told.items() if now < at + _AGAIN_SECS}
-        if wait.why in self._told:
-            return []
-        self._told[wait.why] = now
-        return [f"{wait.where}: {wait.why}, for {secs:.0f} s now"]
+        lines = []
+        for where, why in waits:
+            secs = now - self._since[where]
+            if secs >= _AFTER_SECS and why not in self._told:
+                self._told[why] = now
+                lines.append(f"{where}: {why}, for {secs:.0f} s now")
+        return lines

@@ -118,6 +118,16 @@ class Twin:
         found = [v.numpy() for v in model.model.trainable_variables]
         check_close(found, [self.weights, self.bias])
 
+    def check_rows(self, model: Trained, directory: Path) -> Rows:
+        """Checks that its rows have the same bits; returns them."""
+        found = rows_of(model.collection, directory)
+        assert {key: row.embedding for key, row in found.items()} == {
+            (name, key): tuple(value.tolist())
+            for name, of_table in self.rows.items()
+            for key, value in of_table.items()
+        }
+        return found
+
 
 def in_order(shares: Sequence[np.float32], values: Sequence[Any]) -> Any:
     """The weighted sum, one after the other, in float32."""
@@ -197,12 +207,7 @@ def check_line(directory: Path, cluster: LocalCluster, sync: SyncMode) -> None:
         first_step += sum(map(len, steps))
     assert bool(shared) == (sync == "full")
     twin.check(model)
-    found = rows_of(model.collection, directory / f"line-{sync}")
-    assert {key: row.embedding for key, row in found.items()} == {
-        (name, key): tuple(value.tolist())
-        for name, of_table in twin.rows.items()
-        for key, value in of_table.items()
-    }
+    found = twin.check_rows(model, directory / f"line-{sync}")
     # Rows get the number of their step, or of their part.
     last = {key: row.last_step for (name, key), row in found.items() if name == "row"}
     assert [last[row] for row in range(6, 11)] == (
@@ -218,6 +223,42 @@ def check_line(directory: Path, cluster: LocalCluster, sync: SyncMode) -> None:
     arguments = model.rank(0, rows=(0, 11), first_step=0, after=-1)
     check_messages(model.unit, arguments, cluster.num_ps)
     print(f"line {sync}: {updates} updates, staleness {counted}")
+
+
+def check_two_groups(directory: Path, cluster: LocalCluster) -> None:
+    """A group's step has its own parts alone, though another group's step is applied between them.
+
+    The first part read before that, so it is as stale as that step has parts.
+    """
+    dataset = row_visits.write_dataset(directory / "groups", train=(8,), evaluation=(4,))
+    names = ("row", "C1")
+    table = pq.read_table(dataset.absolute_path(dataset.split("train").files[0]))
+    columns = {name: table[name].to_numpy() for name in (*names, "label")}
+    model = InStep(Recommender(build=lambda: Line(names)), dataset, cluster, sync="full")
+    twin = Twin(names)
+    ours: dict[str, Any] = {"rows": (0, 4), "first_step": 0, "after": -1}
+    theirs: dict[str, Any] = {"rows": (4, 4), "first_step": 2, "after": -1}
+    [parts] = parts_of(ours["rows"], 2, columns)
+    [others] = parts_of(theirs["rows"], 2, columns)
+    early = model.schedule(0, **ours)
+    found = wait_for(model.logs.open_steps)
+    assert found == {0: [early.worker, None]}, found
+    gradients = [twin.gradients(parts[0])]
+    model.train(**theirs)
+    twin.step(others, "full")
+    gradients.append(twin.gradients(parts[1]))
+    model.train(ranks=(1,), **ours)
+    cluster.fetch(early)
+    twin.apply([BATCH, BATCH], gradients, "full")
+    twin.check(model)
+    twin.check_rows(model, directory / "two-groups")
+    counted: dict[int, int] = {}
+    for of_worker in model.logs.staleness().values():
+        for stale, steps in of_worker.items():
+            counted[stale] = counted.get(stale, 0) + steps
+    assert counted == {0: 3 * cluster.num_ps, 2: cluster.num_ps}
+    assert int(model.optimizer.iterations) == 2
+    print(f"two groups: staleness {counted}")
 
 
 def check_attempts(directory: Path, cluster: LocalCluster, dataset: Dataset) -> None:
@@ -363,6 +404,7 @@ def main(directory: Path, num_ps: int) -> None:
     cluster = LocalCluster(num_ps=num_ps, num_workers=3, log_dir=directory / "logs")
     try:
         check_line(directory, cluster, "full")
+        check_two_groups(directory, cluster)
         if num_ps > 1:
             check_line(directory, cluster, "dense")
             check_state(cluster, directory)

@@ -325,6 +325,14 @@ def test_speeds_of_modes_that_were_not_run_are_predictions():
     assert speed_of("full", 1) == 1.0  # one worker waits for nobody
 
 
+def test_steps_of_groups_are_planned_by_their_workers():
+    whole = ClusterConfig(num_ps=2, num_workers=2, sync="full")
+    groups = dataclasses.replace(whole, num_workers=4, sync_group_size=2)
+    assert plan_modes(groups, examples_per_sec=1.0, **TRAFFIC) == plan_modes(
+        whole, examples_per_sec=1.0, **TRAFFIC
+    )
+
+
 def test_each_variable_is_placed_where_the_least_is():
     sizes = [100, 1, 50, 60, 5]
     assert place_variables(sizes, 2) == [[0, 4], [1, 2, 3]]

@@ -109,6 +109,7 @@ class ScheduledRun:
         batch_rows: int = 10,
         scheduler: type[UnitThreads] = Scheduler,
         deaths: UnitDeaths | None = None,
+        group_size: int | None = None,
     ) -> None:
         """Units of so many rows, at most 10; without them so many units of 10."""
         self.cluster = FakeCluster(num_workers)
@@ -122,6 +123,7 @@ class ScheduledRun:
         self.counts: list[Counts] = []
         self.stop = threading.Event()
         self._scheduler, self._finish_secs = scheduler, finish_secs
+        self._group_size = group_size
         self.schedule = self.resume()
 
     def resume(self) -> UnitThreads:
@@ -134,6 +136,7 @@ class ScheduledRun:
             record=self._record,
             stop=self.stop,
             finish_secs=self._finish_secs,
+            group_size=self._group_size,
             on_death=lambda unit: self.ledger.deaths.count_death(self.ledger.name_of(unit)),
         )
 

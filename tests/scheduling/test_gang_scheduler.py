@@ -14,7 +14,7 @@ from embedps.scheduling.gang_scheduler import GangScheduler
 from tests.scheduling.scheduled_run import Attempt, ScheduledRun
 
 
-def make_run(*, num_workers: int = 2, **options) -> ScheduledRun:
+def make_run(*, num_workers: int = 2, **options: Any) -> ScheduledRun:
     return ScheduledRun(num_workers=num_workers, batch_rows=2, scheduler=GangScheduler, **options)
 
 
@@ -154,7 +154,7 @@ def test_rank_that_all_wait_for_is_named():
     logs: Any = SimpleNamespace(open_steps=lambda: parts)
 
     def told() -> tuple[str, str] | None:
-        return run.schedule.awaited(logs)
+        return next(iter(run.schedule.awaited(logs)), None)
 
     with run.schedule:
         first, second = run.cluster.attempts(2)
@@ -187,11 +187,11 @@ def test_worker_that_ends_its_part_of_the_unit_before_late_is_named():
         second.end({"examples": 1})
         third.start(0)
         why = "it needs a worker, and worker 1 did not yet end the unit before"
-        run.wait_until(lambda: run.schedule.awaited(logs) == ("step 5 waits for rank 1", why))
+        run.wait_until(lambda: run.schedule.awaited(logs) == [("step 5 waits for rank 1", why)])
         first.end({"examples": 1})
         fourth.start(1)
         why = "worker 1 has not sent its part"
-        run.wait_until(lambda: run.schedule.awaited(logs) == ("step 5 waits for rank 1", why))
+        run.wait_until(lambda: run.schedule.awaited(logs) == [("step 5 waits for rank 1", why)])
         end(third, fourth)
         run.wait()
 
@@ -224,6 +224,57 @@ def test_units_in_progress_end_before_a_run_stops_if_there_is_time(finish_secs):
     assert len(run.cluster.scheduled) == 4
     assert run.ledger.num_done == (2 if finish_secs else 0)
     assert attempts[0].freed == (not finish_secs)
+
+
+def test_group_trains_on_while_another_waits_and_both_waits_are_told():
+    run = make_run(units=4, num_workers=4, group_size=2)
+    parts: dict[int, list[int | None]] = {2: [0, None], 17: [None, 3]}
+    logs: Any = SimpleNamespace(open_steps=lambda: parts)
+    with run.schedule:
+        for unit in (1, 2, 3):
+            attempts = run.cluster.attempts(2 * unit + 2)
+            assert [(a.position, a.numbers) for a in attempts[-2:]] == [
+                (unit, (rank, 2, -1)) for rank in range(2)
+            ]
+            if unit < 3:
+                end(*attempts[2 * unit :])
+        slow, fast = attempts[:2], attempts[-2:]
+        for worker, attempt in enumerate([*slow, *fast]):
+            attempt.start(worker)
+        run.cluster.lost.add(1)
+        run.wait_until(lambda: len(run.schedule.awaited(logs)) == 2)
+        assert run.schedule.awaited(logs) == [
+            ("step 2 waits for rank 1", "worker 1 does not answer"),
+            ("step 17 waits for rank 0", "worker 2 has not sent its part"),
+        ]
+        assert sorted(run.recorded) == [1, 2]
+        end(slow[0], *fast)
+        parts.clear()
+        run.cluster.lost.clear()
+        run.wait_until(lambda: run.ledger.num_done == 3)
+        where = "the unit from step 0 on waits for rank 1"
+        assert run.schedule.awaited(logs) == [(where, "worker 1 has not ended its part")]
+        end(slow[1])
+        run.wait()
+    assert run.ledger.finished
+    assert (run.ledger.num_attempts, run.ledger.num_repeated) == (4, 0)
+
+
+def test_group_is_stuck_though_another_trains_on():
+    run = make_run(units=3, num_workers=4, group_size=2)
+    with run.schedule:
+        attempts = run.cluster.attempts(4)
+        for worker, attempt in enumerate(attempts[:2]):
+            attempt.start(worker, ago=1.1 * gang_scheduler._STUCK_SECS)
+        end(*attempts[2:])
+        later = run.cluster.attempts(8)[4:]
+        assert sorted((a.position, a.numbers) for a in later) == [
+            (position, (rank, 2, -1)) for position in (0, 2) for rank in range(2)
+        ]
+        end(*later)
+        run.wait()
+    assert [a.freed for a in attempts] == [True, True, False, False]
+    assert run.ledger.finished
 
 
 def test_workers_begin_parts_of_the_lowest_unit_first():

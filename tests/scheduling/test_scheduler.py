@@ -46,7 +46,7 @@ def test_workers_that_an_open_group_waits_for_are_named():
     logs: Any = SimpleNamespace(groups=SimpleNamespace(awaited=lambda: awaited))
 
     def told() -> tuple[str, str] | None:
-        return run.schedule.awaited(logs)
+        return next(iter(run.schedule.awaited(logs)), None)
 
     with run.schedule:
         (attempt,) = run.cluster.attempts(1)

@@ -335,11 +335,12 @@ def test_a_unit_that_is_set_aside_is_left_out_in_all_epochs(tmp_path: Path) -> N
         check_ledger({**ledger.state(), "set_aside": [-1]}, Path("m"))
 
 
-def run_of(tmp_path: Path, *, scheduler: Any = Scheduler, workers: int = 2) -> ScheduledRun:
+def run_of(
+    tmp_path: Path, *, scheduler: Any = Scheduler, workers: int = 2, **options: Any
+) -> ScheduledRun:
     deaths = started(tmp_path)
-    return ScheduledRun(
-        rows=(10, 10, 10, 10), num_workers=workers, scheduler=scheduler, deaths=deaths, batch_rows=5
-    )
+    options = {"scheduler": scheduler, "deaths": deaths, "batch_rows": 5, **options}
+    return ScheduledRun(rows=(10, 10, 10, 10), num_workers=workers, **options)
 
 
 def test_a_unit_whose_workers_die_is_left_out_and_the_others_are_done(tmp_path: Path) -> None:
@@ -431,3 +432,28 @@ def test_a_gang_leaves_a_unit_out_and_begins_the_one_behind_it_anew(tmp_path: Pa
             attempt.end({"loss": 0.0})
     run.wait()
     assert run.recorded == [1, 2, 3]
+
+
+def test_a_group_that_leaves_a_unit_out_goes_on_and_so_do_the_others(tmp_path: Path) -> None:
+    run = run_of(tmp_path, scheduler=GangScheduler, workers=4, group_size=2)
+    attempts = run.cluster.attempts(4)  # two ranks of a unit of each group
+    for _ in range(2):
+        attempts[0].start(0)
+        assert attempts[0].on_death is not None
+        cause = attempts[0].on_death()
+    assert isinstance(cause, SetAsideError)
+    attempts[0].end(error=cause)
+    for number in (6, 8):
+        run.cluster.attempts(number)
+        if number == 6:
+            assert [attempt.cancelled() for attempt in attempts] == [False, True, False, False]
+        for attempt in run.cluster.attempts(number)[number - 2 :]:
+            attempt.start(0)
+            attempt.end({"loss": 0.0})
+    for attempt in attempts[2:]:
+        attempt.start(2)
+        attempt.end({"loss": 0.0})
+    run.wait()
+    assert run.schedule.error is None
+    assert run.recorded == [2, 3, 1]
+    assert run.ledger.num_aside == 1

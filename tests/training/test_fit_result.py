@@ -83,6 +83,15 @@ def test_steps_that_are_often_stale_are_told(medians, bound, advised):
     assert ("max-staleness" in text) == bool(advised)
 
 
+@pytest.mark.parametrize(("sync", "met"), [("dense", 12), ("full", 6)])
+def test_stale_steps_of_groups_are_told_in_updates_and_with_advice_that_goes_with_sync(sync, met):
+    config = {"train": {"sync": sync, "sync_group_size": 2}}  # of "full", an update has two batches
+    text = str(make_result(staleness={"0": {"p50": 12}}, config=config))
+    told = f"half of the steps met {met} updates of others or more: if scores are low, try "
+    assert f"{told}steps of all workers, by --sync full" in text
+    assert "max-staleness" not in text
+
+
 def test_best_score_of_none_is_none():
     assert make_result(aucs=()).scores.best() is None
     assert make_result(aucs=(None,)).scores.best() is None

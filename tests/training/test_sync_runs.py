@@ -1,12 +1,26 @@
 """Runs whose workers train each step together: their bits, and what they resume with."""
 
 import math
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
 
+from embedps.checkpoint.directory import CheckpointDirectory
 from tests.builders import make_trainer, write_dataset
-from tests.commands import SMALL, evaluations_of, finish, run_program, start, summary_of, train
+from tests.commands import (
+    SMALL,
+    evaluations_of,
+    finish,
+    processes_with,
+    read_until,
+    run_program,
+    start,
+    summary_of,
+    train,
+)
 from tests.training.same_bits import FIELDS, assert_same_checkpoint
 
 pytestmark = pytest.mark.multiprocess
@@ -68,7 +82,9 @@ def test_whatever_a_run_has_works_in_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_resumes_with_other_backup_workers_and_when_it_waits_for_all(tmp_path: Path) -> None:
+def test_run_resumes_with_other_groups_and_backup_workers_and_when_it_waits_for_all(
+    tmp_path: Path,
+) -> None:
     dataset = write_dataset(tmp_path / "set", train=(1200, 700))
     units = make_trainer(dataset, tmp_path / "units", epochs=1, **FIELDS).ledger.units_of(0)
     parts = sum(math.ceil(unit.num_rows / 64) for unit in units)
@@ -78,6 +94,7 @@ def test_run_resumes_with_other_backup_workers_and_when_it_waits_for_all(tmp_pat
         ("--num-workers=2", "--sync=full"),
         ("--num-workers=3", "--sync=full", goes_on, "--backup-workers=1"),
         ("--num-workers=2", "--sync=dense", goes_on),
+        ("--num-workers=4", "--sync=full", "--sync-group-size=2"),
         ("--num-workers=3", "--sync=full", goes_on, "--backup-workers=2"),
         ("--num-workers=2", "--sync=full"),
     )
@@ -98,5 +115,47 @@ def test_run_resumes_with_other_backup_workers_and_when_it_waits_for_all(tmp_pat
             stale = summary["staleness"].values()
             assert sum(n for worker in stale for n in worker["histogram"].values()) == 2 * parts
         backups = [flag for flag in flags if flag.startswith("--backup-workers=")]
+        assert sync.get("group_size") == (2 if workers == 4 else None)
         if goes_on in flags:
             assert sync["backup_workers"] == sum(int(flag[-1]) for flag in backups)
+
+
+@pytest.mark.slow
+def test_group_trains_on_while_another_waits_for_its_worker(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "set", train=(8000,))
+    run = tmp_path / "run"
+    groups = ("--num-ps=1", "--num-workers=4", "--sync=full", "--sync-group-size=2")
+    flags = (*SMALL, "--eval=none", "--epochs=100000", "--server-timeout-secs=300", "--log-secs=1")
+    process = train(dataset, run, *groups, *flags)
+    try:
+        assert process.stdout is not None
+        read_until(process, "units ")
+        (worker,) = processes_with(f"{run}/logs/worker-0.log")
+        os.kill(worker, signal.SIGSTOP)
+        done, told = set[int](), ""
+        for _, line in zip(range(60), process.stdout, strict=False):
+            if found := re.match(r"units ([\d,]+)/", line):
+                done.add(int(found[1].replace(",", "")))
+            if line.endswith(" now\n"):
+                told = line
+                break
+        where = r"step \d+( on)? waits for rank \d"
+        why = r"worker 0 has not (sent|ended) its part"
+        assert re.search(rf"{where}: {why}, for 1\d s now", told), (told, done)
+        assert max(done) - min(done) > 5, done
+        os.kill(worker, signal.SIGKILL)
+        for _ in range(3):
+            read_until(process, "units ")
+        process.send_signal(signal.SIGTERM)
+        finish(process)
+    finally:
+        process.kill()
+    summary = summary_of(run)
+    last = CheckpointDirectory(run).latest()
+    assert last is not None
+    assert summary["worker_restarts"] == 1
+    batches = sum(n for w in summary["staleness"].values() for n in w["histogram"].values())
+    assert batches == last.step  # each part is applied once
+    assert summary["sync"]["group_size"] == 2
+    assert last.step / 2 <= summary["sync"]["joint_steps"] < last.step
+    assert summary["staleness"]["3"]["most"] > 0

@@ -25,7 +25,7 @@ def told(monkeypatch):
         nonlocal now
         shown = []
         for _ in range(secs):
-            shown += report.news(None if where is None else Wait(where, why))
+            shown += report.news([] if where is None else [Wait(where, why)])
             now += 1
         return shown
 

@@ -46,7 +46,7 @@ class Way:
       needs: the message if they are elsewhere.
       sync: what workers update together.
       refuses: what does not go with it.
-      schedules: "units" of one worker each, or in "gangs" of all workers.
+      schedules: "units" of one worker each, or in "gangs" of workers that take steps together.
       fresh_network: a step computes with the network of all steps before it.
       fresh_rows: the same of the rows.
       same_bits: runs have those of as many `--replicas` in one process, if no worker is lost.
@@ -105,7 +105,12 @@ _NEEDS_SERVERS = (
     "--sync {sync} needs parameter servers, which add up what the workers send, but this run has "
     "none: give --num-ps, or use --replicas, which takes such steps in one process, without --sync"
 )
-_ALONE = (_NO_DEVICES, _WAITS_FOR_NOBODY, _WAITS_FOR_ALL, _OWN_STEPS_MEET)
+_NO_GROUPS = Refusal(
+    ("sync_group_size",),
+    "--sync-group-size says how many workers take a step together, and with --sync none each takes "
+    "its own: give --sync full or dense, or leave it out",
+)
+_ALONE = (_NO_DEVICES, _WAITS_FOR_NOBODY, _WAITS_FOR_ALL, _OWN_STEPS_MEET, _NO_GROUPS)
 _ONE_PROCESS_ONLY = (
     "--replicas divides the steps of one process: leave out --num-ps and --num-workers"
 )
@@ -170,13 +175,35 @@ IN_STEP = dataclasses.replace(
     same_bits=True,
 )
 # These are not `IN_STEP` with another option: only that one promises bits.
+HYBRID_BY_GROUP = Way(
+    name="hybrid, by group",
+    flags="the same with `--sync dense --sync-group-size k`",
+    place="servers",
+    needs=_NEEDS_SERVERS,
+    sync="dense",
+    refuses=HYBRID.refuses,
+    schedules="gangs",
+)
+IN_STEP_BY_GROUP = dataclasses.replace(
+    HYBRID_BY_GROUP,
+    name="in step, by group",
+    flags="the same with `--sync full --sync-group-size k`",
+    sync="full",
+)
 IN_GROUPS = Way(
     name="in step, with backup workers",
     flags="`--sync full --on-lost-worker continue --backup-workers b`",
     place="servers",
     needs=_NEEDS_SERVERS,
     sync="full",
-    refuses=_TOGETHER,
+    refuses=(
+        *_TOGETHER,
+        Refusal(
+            ("sync_group_size",),
+            "--sync-group-size makes workers wait for those of their group, and --on-lost-worker "
+            "continue for nobody who is lost: give --backup-workers, or --on-lost-worker repeat",
+        ),
+    ),
 )
 HYBRID_GROUPS = dataclasses.replace(
     IN_GROUPS,
@@ -201,6 +228,7 @@ COLLECTIVES = Way(
                 "num_shards",
                 "replicas",
                 "sync",
+                "sync_group_size",
                 "on_lost_worker",
                 "overlap",
                 "max_staleness_steps",
@@ -227,6 +255,8 @@ WAYS = (
     ASYNCHRONOUS,
     HYBRID,
     IN_STEP,
+    HYBRID_BY_GROUP,
+    IN_STEP_BY_GROUP,
     HYBRID_GROUPS,
     IN_GROUPS,
     COLLECTIVES,
@@ -234,7 +264,12 @@ WAYS = (
 
 
 def way_of(
-    *, place: Place, replicas: int = 1, sync: SyncMode = "none", in_groups: bool = False
+    *,
+    place: Place,
+    replicas: int = 1,
+    sync: SyncMode = "none",
+    in_groups: bool = False,
+    by_group: bool = False,
 ) -> Way:
     """Gives the way that options choose.
 
@@ -243,6 +278,7 @@ def way_of(
       replicas: batches per step of one process.
       sync: what workers update together.
       in_groups: steps go on without workers that are lost or slow.
+      by_group: a step is of some of the workers.
     """
     if place == "workers":
         return COLLECTIVES
@@ -250,6 +286,8 @@ def way_of(
         return REPLICAS
     if sync == "none":
         return ASYNCHRONOUS if place == "servers" else ONE_PROCESS
-    if sync == "dense":
-        return HYBRID_GROUPS if in_groups else HYBRID
-    return IN_GROUPS if in_groups else IN_STEP
+    if in_groups:
+        return HYBRID_GROUPS if sync == "dense" else IN_GROUPS
+    if by_group:
+        return HYBRID_BY_GROUP if sync == "dense" else IN_STEP_BY_GROUP
+    return HYBRID if sync == "dense" else IN_STEP

@@ -133,3 +133,35 @@ def test_slots_are_named_by_kind_and_variable(optimizer: Any, kinds: list[str]) 
     for name, slot in found.items():
         if name != "optimizer/iterations":
             assert slot.shape == named[name.split("/", 2)[2]].shape
+
+
+@pytest.mark.parametrize(
+    ("kind", "slots"),
+    [
+        (tf.keras.optimizers.Adam, ("momentums", "velocities")),
+        (tf.keras.optimizers.legacy.Adam, ("m", "v")),
+        (tf.keras.optimizers.legacy.SGD, ()),
+    ],
+)
+def test_partitioned_variable_has_one_name_and_each_of_its_slots_too(
+    kind: Any, slots: tuple[str, ...]
+) -> None:
+    layer: Any = tf.keras.layers.Layer()
+    parts = [
+        tf.Variable(v, name=f"kernel/part_{i}") for i, v in enumerate(([[1.0], [2.0]], [[3.0]]))
+    ]
+    layer.kernel = tf.__internal__.distribute.ShardedVariable(parts)
+    layer.bias = tf.Variable([0.5])
+    variables, optimizer = [*parts, layer.bias], kind(0.5)
+    optimizer.apply_gradients([(tf.ones_like(v), v) for v in variables])
+    named = name_variables(layer, variables)
+    assert {name: v.numpy().shape for name, v in named.items()} == {"kernel": (3, 1), "bias": (1,)}
+    of_optimizer = name_optimizer(optimizer, named)
+    names = {f"optimizer/{slot}/{name}" for slot in slots for name in named}
+    assert of_optimizer.keys() == {"optimizer/iterations", *names}
+    for slot in slots:
+        whole = of_optimizer[f"optimizer/{slot}/kernel"]
+        value = np.arange(3.0, dtype=np.float32)[:, None]
+        whole.assign(value)
+        assert np.array_equal(whole.numpy(), value)
+        assert whole.shape == [3, 1]

@@ -155,6 +155,32 @@ def fit(directory: Path) -> Any:
     }
 
 
+def partitioned(directory: Path) -> Any:
+    """Trains with variables that are partitioned over the servers; restores and saves them."""
+    parts = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    strategy = tf.distribute.ParameterServerStrategy(resolver(), variable_partitioner=parts)
+    with strategy.scope():
+        model = compiled(layer(), steps_per_execution=5)
+    model({"id": tf.zeros([1], tf.int64)})
+    kernel, begun = model.layers[-1].kernel, list[Any]()
+    model.fit(
+        creator(), epochs=1, steps_per_epoch=20, verbose=0,
+        callbacks=[
+            embedps.SaveCheckpoints(directory / "run"),
+            tf.keras.callbacks.LambdaCallback(
+                on_train_begin=lambda logs: begun.append(kernel.numpy().tolist())
+            ),
+        ],
+    )  # fmt: skip
+    return {
+        "parts": [
+            [*part.shape, int(part.device.split("task:")[1][0])] for part in kernel.variables
+        ],
+        "begun": begun[0],
+        "kernel": kernel.numpy().tolist(),
+    }
+
+
 def served(directory: Path) -> Any:
     """Trains a model of a dataset, which others load and serve."""
     strategy = tf.distribute.ParameterServerStrategy(resolver())
@@ -386,7 +412,7 @@ def kills(_directory: Path) -> Any:
 CASES = {
     case.__name__: case
     for case in (
-        equality, fit, served, policies, resume, mistakes, foreign, kills,
+        equality, fit, partitioned, served, policies, resume, mistakes, foreign, kills,
         fit_without_a_worker, fit_without_a_server, loop_without_a_server,
     )
 }  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 
 import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_named
 from tests.builders import read_split, write_dataset
 from tests.commands import environment, run_program
 from tests.keras.models import dlrm, features
@@ -62,6 +63,24 @@ def test_fit_trains_scores_predicts_and_saves(cluster: StockCluster, tmp_path: P
     assert resumed == {"steps": 66, "shards": 1, "steps again": 5}
     changes = embedps.follow(tmp_path / "run")
     assert changes is not None
+
+
+def test_partitioned_variables_are_stored_whole(cluster: StockCluster, tmp_path: Path) -> None:
+    first, second = (found_by(cluster, "partitioned", tmp_path) for _ in range(2))
+    assert first["parts"] == second["parts"] == [[2, 1, 0], [2, 1, 1]]
+    assert first["begun"] == [[0.5]] * 4
+    assert second["begun"] == first["kernel"] != second["kernel"]
+    directory = CheckpointDirectory(tmp_path / "run")
+    last = directory.latest()
+    assert last is not None
+    assert last.dense is not None
+    names = ["layer_with_weights-1/kernel", "layer_with_weights-1/bias"]
+    slots = ["iterations", *(f"accumulators/{name}" for name in ("embeddings", *names))]
+    stored, arrays = read_named(directory.file(last.dense), names)
+    assert stored == [*names, *(f"optimizer/{slot}" for slot in slots)]
+    assert arrays[names[0]].tolist() == second["kernel"]
+    resumed = found_by(cluster, "resume", tmp_path, num_ps=1, num_workers=1)
+    assert resumed["steps"] == 41
 
 
 def test_policies_of_tables_act_on_a_cluster(cluster: StockCluster, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from .keras.checkpoints import SaveCheckpoints as SaveCheckpoints
 from .keras.input import read as read
 from .layers.candidates import Candidates as Candidates
 from .layers.embeddings import Embeddings as Embeddings
+from .layers.live_tables import connect as connect
 from .layers.losses import Negatives as Negatives
 from .layers.losses import bpr_loss as bpr_loss
 from .layers.losses import cosine_contrastive_loss as cosine_contrastive_loss

@@ -1,4 +1,7 @@
-"""Parameter servers and workers of this machine, for programs of tf.distribute."""
+"""Parameter servers and workers of this machine, for programs of tf.distribute.
+
+TF_CONFIG lists an evaluator too, which never serves: no program may wait for it.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,7 @@ class StockCluster:
     def _config(self, num_ps: int, num_workers: int) -> str:
         found = self._processes.cluster
         cluster = found | {"ps": found["ps"][:num_ps], "worker": found["worker"][:num_workers]}
+        cluster["evaluator"] = ["127.0.0.1:1"]
         return json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
 
 

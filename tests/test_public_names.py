@@ -61,6 +61,7 @@ NEED_TENSORFLOW = (
     "SaveCheckpoints",
     "Trainer",
     "bpr_loss",
+    "connect",
     "cosine_contrastive_loss",
     "describe_dataset",
     "in_batch_softmax_loss",

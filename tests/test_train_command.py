@@ -309,9 +309,10 @@ def tasks() -> Iterator[list[subprocess.Popen[str]]]:
 def test_cluster_of_tf_config_is_started_in_any_order(tmp_path, dataset, tasks):
     """The same command on every machine, a server by its own module, the evaluator outside."""
     model_dir = tmp_path / "m"
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(3)]
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(4)]
+    jobs = ("chief", "worker", "ps", "evaluator")  # the evaluator does not serve
     cluster: dict[str, Sequence[str]] = {
-        job: [address] for job, address in zip(("chief", "worker", "ps"), addresses, strict=True)
+        job: [address] for job, address in zip(jobs, addresses, strict=True)
     }
     fields = (*SMALL, "--epochs=2", "--eval=none")
     chief = train(dataset, model_dir, *fields, TF_CONFIG=tf_config(cluster, "chief"))

@@ -104,7 +104,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _prepare(tensorflow: types.ModuleType, before_servers: Callable[[], None]) -> None:
     """Tells AutoGraph what to leave, and where to keep its code; lists the devices, which logs.
 
-    Makes a tf.distribute.Server call `before_servers` first.
+    Makes a tf.distribute.Server call `before_servers` first, and a ParameterServerStrategy connect
+    without the evaluator of TF_CONFIG: it would wait for ever for it to serve.
     """
     from tensorflow.python.autograph.core import config
     from tensorflow.python.autograph.pyct import loader
@@ -121,6 +122,22 @@ def _prepare(tensorflow: types.ModuleType, before_servers: Callable[[], None]) -
         start(self, *args, **kwargs)
 
     server.__init__ = start_prepared
+    strategy = tensorflow.distribute.ParameterServerStrategy
+    connect = strategy._connect_to_cluster
+
+    def connect_to_servers(self: Any, *args: Any, **kwargs: Any) -> None:
+        resolver = self._cluster_resolver
+        spec = resolver.cluster_spec().as_dict()
+        if spec.pop("evaluator", None):
+            self._cluster_resolver = tensorflow.distribute.cluster_resolver.SimpleClusterResolver(
+                tensorflow.train.ClusterSpec(spec),
+                task_type=resolver.task_type,
+                task_id=resolver.task_id,
+                rpc_layer=resolver.rpc_layer,
+            )
+        connect(self, *args, **kwargs)
+
+    strategy._connect_to_cluster = connect_to_servers
 
 
 def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, str]:

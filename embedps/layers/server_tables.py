@@ -13,7 +13,7 @@ from tensorflow.python.ops import resource_variable_ops
 import embedps
 from embedps import kernels
 from embedps.errors import ClusterError
-from embedps.layers import scheduled_calls
+from embedps.layers import scheduled_calls, table_directory
 from embedps.layers.own_tables import OwnTables, Rate, Token, mistake
 from embedps.tables import ops
 from embedps.tables.activations import Ids
@@ -39,6 +39,9 @@ class ServerTables(OwnTables):
     A lookup that learns costs three messages per server: the ids, the rows and their gradients.
     A server numbers the steps. It applies each step of a scheduled call once, though TensorFlow
     repeats a call whose worker is lost. The repeated call reads other examples.
+
+    The tables belong to the client, which is known by the chief's address: several may have tables
+    on the same servers. One that starts again at this address drops those that it had.
     """
 
     is_remote = True
@@ -68,14 +71,18 @@ class ServerTables(OwnTables):
         for device in (*servers, *(device_of("worker", i) for i in range(extended._num_workers))):
             check_task(device)
         scheduled_calls.watch()
+        cluster = strategy._cluster_resolver.cluster_spec().as_dict()
+        (client,) = cluster.get("chief", ["unnamed"])
         super().__init__(
             tables,
             features,
             learning_rate,
             devices=servers,
-            container=f"embedps-keras-servers-{next(_layers)}",
+            container=f"embedps-keras-servers-{client}-{next(_layers)}",
         )
         _live.add(self)
+        table_directory.publish(self.collection, client)
+        weakref.finalize(self, table_directory.withdraw, servers[0], self.collection.container)
         self._on = {  # what each server has, as (group, shard)
             device: [(g, shard) for g in range(len(self.collection.groups))]
             for shard, device in enumerate(servers)

@@ -127,6 +127,7 @@ class EmbeddingCollection:
         sweeps_itself: bool = True,
         server_limit: ServerLimit | None = None,
         keeps_evicted: bool = False,
+        stores: Sequence[Sequence[tf.Tensor]] | None = None,
     ) -> None:
         """Creates empty stores. Drops what the container holds on these devices.
 
@@ -146,6 +147,7 @@ class EmbeddingCollection:
           sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
           server_limit: of the bytes of each server, if there is one.
           keeps_evicted: rows that go can be written to files.
+          stores: those of another client, by group and shard: then none is made, and none dropped.
 
         Raises:
           UsageError: the declaration is inconsistent, or there are no devices.
@@ -163,27 +165,29 @@ class EmbeddingCollection:
         self._base_rate = learning_rate
         self._step = 0  # the last that `thaw` was told
         self.server_limit = server_limit
-        # A new name: a unit that an earlier client left running must not find the stores.
-        name = uuid.uuid4().hex
-        self.drop()
-        self._stores: list[list[tf.Tensor]] = [
-            [
-                make_store(
-                    group,
-                    shard=shard,
-                    num_shards=self.num_shards,
-                    device=device,
-                    container=container,
-                    name=name,
-                    trainable=trainable,
-                    sweeps_itself=sweeps_itself,
-                    server_limit=server_limit,
-                    keeps_evicted=keeps_evicted,
-                )
-                for shard, device in enumerate(self.devices)
+        if stores is None:
+            self.drop()
+            # A new name: a unit that an earlier client left running must not find the stores.
+            name = uuid.uuid4().hex
+            stores = [
+                [
+                    make_store(
+                        group,
+                        shard=shard,
+                        num_shards=self.num_shards,
+                        device=device,
+                        container=container,
+                        name=name,
+                        trainable=trainable,
+                        sweeps_itself=sweeps_itself,
+                        server_limit=server_limit,
+                        keeps_evicted=keeps_evicted,
+                    )
+                    for shard, device in enumerate(self.devices)
+                ]
+                for group in self.groups
             ]
-            for group in self.groups
-        ]
+        self._stores = stores
         self.files = RowFiles(
             self.groups, self._stores, devices=self.devices, optimizer_slots=trainable
         )
@@ -191,6 +195,11 @@ class EmbeddingCollection:
         self.evicted_files = (
             EvictedFiles(self.groups, self._stores, devices=self.devices) if keeps_evicted else None
         )
+
+    @property
+    def stores(self) -> Sequence[Sequence[tf.Tensor]]:
+        """The stores' handles, by group and shard."""
+        return self._stores
 
     @property
     def num_shards(self) -> int:

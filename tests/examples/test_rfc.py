@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from tests.builders import ROOT
 from tests.commands import finish, read_until, run, run_program, start, until
@@ -100,6 +102,18 @@ def test_the_tutorial_is_served_verified_and_exported_while_it_trains(
 def test_the_tutorials_fit_runs_without_a_cluster(tmp_path: Path) -> None:
     output = run_program(PROGRAMS / "tutorial_fit.py", tmp_path, timeout_secs=100)
     assert numbers(output, "loss")[-1] < 0.01
+
+
+def test_the_tutorials_fit_under_mirrored_strategy_is_told_the_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    tutorial = importlib.import_module("tutorial_fit")
+    refused = pytest.raises(
+        embedps.errors.UsageError, match="--replicas N --mirrored does the same"
+    )
+    with refused, tf.distribute.MirroredStrategy(["cpu:0"]).scope():
+        tutorial.build()
 
 
 @pytest.mark.multiprocess

@@ -6,6 +6,8 @@ usage: python -m tests.keras.servers_program CASE DIRECTORY
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from embedps.layers.server_tables import check_task, device_of
 from tests.keras.models import MODELS, features
 
 NUM_IDS, DIM, RATE = 40, 4, 0.1
+KEPT: list[Any] = []  # until the program ends
 
 
 def resolver() -> tf.distribute.cluster_resolver.ClusterResolver:
@@ -409,11 +412,82 @@ def kills(_directory: Path) -> Any:
     return {"learned": learned(), "steps": steps_per_call * num_calls}
 
 
+def beside(directory: Path) -> Any:
+    """Trains while another client trains a table of the same name, and a third one reads both."""
+    strategy = tf.distribute.ParameterServerStrategy(resolver())
+    with strategy.scope():
+        rows = layer()
+    ids = {"id": tf.range(4, dtype=tf.int64)}
+
+    def learn() -> list[float]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(rows(ids)["id"])
+        tape.gradient(loss, rows.trainable_variables)
+        return rows(ids)["id"].numpy()[:, 0].tolist()
+
+    def start(case: str, chief: str) -> subprocess.Popen[str]:
+        config = json.loads(os.environ["TF_CONFIG"])
+        config["cluster"]["chief"] = [chief]
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.keras.servers_program", case, directory],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"TF_CONFIG": json.dumps(config)},
+        )  # fmt: skip
+
+    first = learn()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        other = f"127.0.0.1:{free.getsockname()[1]}"
+    output, _ = start("other_client", other).communicate()
+    chief = resolver().cluster_spec().task_address("chief", 0)
+    with start("reader", chief) as reader:
+        read = json.loads(reader.stdout.readline())
+        second = learn()
+        output_after, _ = reader.communicate("go on\n")
+    return {
+        "trained": [first, second],
+        "read": [read, json.loads(output_after)],
+        "other": json.loads(output),
+        "rows": rows.own.collection.stats().rows,
+        "steps": rows.own.num_steps(),
+    }
+
+
+def other_client(_: Path) -> Any:
+    """Trains a table of its own, which stays on the servers."""
+    with tf.distribute.ParameterServerStrategy(resolver()).scope():
+        rows = layer(seed=3)
+    rows({"id": tf.constant([7, 8], tf.int64)}, training=True)
+    KEPT.append(rows)
+    return rows.own.collection.stats().rows
+
+
+def reader(_: Path) -> Any:
+    """Reads the tables of the client of TF_CONFIG, before and after a line of input."""
+    cluster = resolver().cluster_spec().as_dict()
+    chief, servers = cluster["chief"][0], cluster["ps"]
+    several = embedps.connect(servers)
+    live = embedps.connect(servers, client=chief)
+    found = {
+        "tables": [table.name for table in live.tables],
+        "ids": sorted(live.ids("id").tolist()),
+        "rows": live.lookup("id", [[0, 1], [2, 3]])[:, :, 0].ravel().tolist(),
+        "absent": live.lookup("id", [99]).tolist(),
+        "several": message(lambda: several.lookup("id", [0])),
+        "unknown": message(lambda: live.lookup("none", [0])),
+        "nobody": message(lambda: embedps.connect(servers, client="nobody:1")),
+        "strategy": message(lambda: embedps.connect(servers[:1])),
+    }
+    print(json.dumps(found), flush=True)
+    sys.stdin.readline()
+    return live.lookup("id", range(4))[:, 0].tolist()
+
+
 CASES = {
     case.__name__: case
     for case in (
         equality, fit, partitioned, served, policies, resume, mistakes, foreign, kills,
         fit_without_a_worker, fit_without_a_server, loop_without_a_server,
+        beside, other_client, reader,
     )
 }  # fmt: skip
 

@@ -117,6 +117,22 @@ def mistakes(cluster: StockCluster) -> Any:
     return found_by(cluster, "mistakes", Path())
 
 
+def test_several_clients_have_tables_on_the_same_servers_and_read_them(
+    cluster: StockCluster, tmp_path: Path
+) -> None:
+    found = found_by(cluster, "beside", tmp_path)
+    (first, second), (read, read_later) = found["trained"], found["read"]
+    assert read["rows"] == first
+    assert read_later == second != first
+    assert (read["tables"], read["ids"]) == (["id"], [0, 1, 2, 3])
+    assert read["absent"] == [[0.0] * 4]
+    assert (found["rows"], found["other"], found["steps"]) == ({"id": 4}, {"id": 2}, 2)
+    assert "table 'id' must be of one client to be read" in read["several"]
+    assert "there is no table 'none': the tables are ['id']" in read["unknown"]
+    assert "the program of nobody:1 must train tables on the servers" in read["nobody"]
+    assert "must be called in a process that is connected to no other servers" in read["strategy"]
+
+
 def test_rows_learn_once_from_the_steps_of_killed_workers(
     cluster: StockCluster, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from .engine.recommender import Recommender as Recommender
 from .evaluation.loaded_model import load as load
 from .features.transforms import Transforms as Transforms
 from .keras.checkpoints import SaveCheckpoints as SaveCheckpoints
+from .keras.coordinator import Coordinator as Coordinator
 from .keras.input import read as read
 from .layers.candidates import Candidates as Candidates
 from .layers.embeddings import Embeddings as Embeddings

@@ -53,6 +53,7 @@ NEED_TENSORFLOW = (
     "Candidates",
     "ClickMetrics",
     "ClickModel",
+    "Coordinator",
     "DatasetFunction",
     "Embeddings",
     "LocalCluster",

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import embedps
+from embedps.checkpoint import Reset, Rows, follow
 from embedps.checkpoint.chain import position_of
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Reset, Rows, follow
 from embedps.checkpoint.format.dense import read_dense, write_dense
 from embedps.checkpoint.refs import move_ref
 from embedps.data.dataset import Dataset

@@ -20,7 +20,22 @@ from embedps.tables import optimizers
 
 # TensorFlow does not tell which ops of lookup tables write.
 _TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
+LARGE_BYTES = 2**28
+"""The size from which a variable is told where each step sends it."""
+
 _GENERATORS = ("Rng", "Stateful")  # ops that advance the state of a tf.random.Generator
+
+
+def large_variables(named: Mapping[str, tf.Variable]) -> list[str]:
+    """Says, a line each, which variables of a network on parameter servers should be tables."""
+    sizes = {name: v.shape.num_elements() * v.dtype.size for name, v in named.items()}
+    return [
+        f"variable {name!r} of the network has {size / 2**20:,.0f} MiB on one parameter server, "
+        "and each worker gets all of it in each step: as a table of embedps.Embeddings it would be "
+        "divided among the servers, and a step would get the rows of its batch"
+        for name, size in sizes.items()
+        if size >= LARGE_BYTES
+    ]
 
 
 def check_step(

@@ -31,7 +31,7 @@ from embedps.engine.model_signature import (
     check_transforms,
     signature_of,
 )
-from embedps.engine.network_check import check_missing, check_step
+from embedps.engine.network_check import check_missing, check_step, large_variables
 from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
@@ -198,6 +198,7 @@ def set_up(
     set_dense_rate = cluster.rate_setter(rate_scaler(optimizer))
     examples_before = ledger.rows_done()
     changes = [*ledger.changes, *_frozen_lines(tables)]
+    changes += large_variables(named) if cluster.place == "servers" else []
     if last is not None:
         check_tables(last, collection.tables, embedding_dim=model.embedding_dim)
         changes += [*eviction_changes(last, collection), *dtype_changes(last, collection)]

@@ -16,7 +16,7 @@ from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import NumericFeature
-from embedps.engine.network_check import check_step
+from embedps.engine.network_check import check_step, large_variables
 from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
@@ -495,3 +495,11 @@ def check_cluster(folder: Path) -> None:
 
 if __name__ == "__main__":
     check_cluster(Path(sys.argv[1]))
+
+
+def test_variables_that_should_be_tables_are_told_by_name():
+    sizes = {"a/kernel": 2**26 - 1, "b/embeddings": 2**26, "bias": 1}
+    named: dict[str, Any] = {name: tf.TensorSpec([size]) for name, size in sizes.items()}
+    [line] = large_variables(named)
+    assert line.startswith("variable 'b/embeddings' of the network has 256 MiB on one parameter ")
+    assert "as a table of embedps.Embeddings it would be divided" in line

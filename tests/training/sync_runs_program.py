@@ -21,6 +21,7 @@ from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
+from embedps.engine import network_check
 from embedps.engine.recommender import Recommender
 from embedps.scheduling import scheduler
 from embedps.scheduling.watch_ledger import WatchLedger
@@ -240,6 +241,18 @@ def check_modes(cases: Cases, cluster: Cluster, directory: Path) -> None:
     print(f"modes: scores at steps {noted.steps}")
 
 
+def check_large_variables(cases: Cases, cluster: Cluster, directory: Path) -> None:
+    """A variable that a run on servers should not have is told when it begins."""
+    whole, network_check.LARGE_BYTES = network_check.LARGE_BYTES, 16
+    try:
+        trainer = cases.train("sequences", directory / "large", cluster, sync="full")
+    finally:
+        network_check.LARGE_BYTES = whole
+    told = [line for line in trainer._setup.changes if "MiB on one parameter server" in line]
+    large = [v for v in trainer._setup.model.variables if v.shape.num_elements() >= 4]
+    assert len(told) == len(large) > 0, told
+
+
 def end_after(trainer: Trainer, ledger: WatchLedger, rows: int, over: threading.Event) -> None:
     """Ends a run in good order, as Ctrl-C does, once so many rows are trained."""
     while ledger.rows_done() < rows and not over.wait(0.05):
@@ -289,6 +302,7 @@ def main(directory: Path) -> None:
         check_callbacks_and_policies(cases, cluster, directory)
         check_modes(cases, cluster, directory)
         check_watch(cases, cluster, directory)
+        check_large_variables(cases, cluster, directory)
 
 
 if __name__ == "__main__":

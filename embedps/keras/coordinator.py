@@ -185,6 +185,7 @@ class Coordinator(tf.distribute.coordinator.ClusterCoordinator):
         with self.strategy.scope():
             extended._being_scheduled = True
             try:
+                value: ScheduledValue
                 if worker is None:
                     call = _Call(fn, queue._cancellation_mgr, args, kwargs)
                     value = call.build_output_remote_value()

@@ -71,8 +71,8 @@ class ServerTables(OwnTables):
         for device in (*servers, *(device_of("worker", i) for i in range(extended._num_workers))):
             check_task(device)
         scheduled_calls.watch()
-        cluster = strategy._cluster_resolver.cluster_spec().as_dict()
-        (client,) = cluster.get("chief", ["unnamed"])
+        cluster = strategy._cluster_resolver.cluster_spec()
+        client = cluster.task_address("chief", 0) if "chief" in cluster.jobs else "unnamed"
         super().__init__(
             tables,
             features,

@@ -22,7 +22,7 @@ def publish(collection: EmbeddingCollection, client: str) -> None:
       collection: on servers; the first of them holds the directory.
       client: that trains it.
     """
-    stores = []
+    stores: list[list[str]] = []
     for of_group in collection.stores:
         stores.append([])
         for device, store in zip(collection.devices, of_group, strict=True):

@@ -72,14 +72,17 @@ def test_the_tutorial_is_served_verified_and_exported_while_it_trains(
     cluster: StockCluster, tmp_path: Path
 ) -> None:
     """By commands that are told the program's module."""
-    run_dir, path = tmp_path / "checkpoints", {"PYTHONPATH": str(PROGRAMS)}
+    run_dir, path = tmp_path / "checkpoints", str(PROGRAMS)
     flags = ("--model-dir", str(run_dir), "--model", "tutorial_fit")
     ids = {"inputs": {"id": [0, 1, 2, 3]}}
     with cluster.running(PROGRAMS / "tutorial_fit.py", tmp_path, EPOCHS="100000") as trains:
         directory = CheckpointDirectory(run_dir)
         until(lambda: directory.latest() is not None)
         server = start(
-            "embedps.serve", *flags, "--name", "tutorial", "--port", "0", "--rest-port", "0", **path
+            "embedps.serve",
+            *flags,
+            *("--name", "tutorial", "--port", "0", "--rest-port", "0"),
+            PYTHONPATH=path,
         )
         url = f"{read_until(server, 'serves ').split()[-1]}/v1/models/tutorial"
         first = served_version(url)
@@ -87,7 +90,8 @@ def test_the_tutorial_is_served_verified_and_exported_while_it_trains(
         code, found = ask_rest(f"{url}:predict", ids)
         assert code == 200
         assert np.ravel(found["outputs"]).tolist() == pytest.approx([0, 1, 0, 1], abs=0.2)
-        run_program("-m", "embedps.export", *flags, "--output", tmp_path / "export", **path)
+        output = ("--output", tmp_path / "export")
+        run_program("-m", "embedps.export", *flags, *output, PYTHONPATH=path)
         for command in ("verify", "stats"):
             run_program("-m", "embedps.checkpoint", command, run_dir)
         assert trains.poll() is None

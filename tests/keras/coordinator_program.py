@@ -13,7 +13,7 @@ import embedps  # first: it chooses Keras 2
 
 import tensorflow as tf  # isort: skip
 
-from tests.keras.servers_program import message, process_of, resolver
+from tests.keras.servers_program import compiled, creator, layer, message, process_of, resolver
 
 
 def process_id() -> tf.Tensor:
@@ -63,7 +63,7 @@ def main() -> Any:
     for index in (0, 1, 1):
         coordinator.schedule(look, (tables,), worker=index).add_done_callback(hear)
     coordinator.join()
-    found = {"bound": sorted(heard), "workers": workers, "done": coordinator.done()}
+    found: dict[str, Any] = {"bound": sorted(heard), "workers": workers, "done": coordinator.done()}
 
     value = coordinator.schedule(look, (tables,))
     value.add_done_callback(broken)
@@ -93,11 +93,16 @@ def main() -> Any:
     found["joined"] = [message(coordinator.join), message(coordinator.join)]
     while message(lambda: coordinator.schedule(look, (tables,), worker=1).fetch()):
         time.sleep(0.05)
+    message(coordinator.join)  # raises that the worker was not back
     found["rebuilt"] = coordinator.schedule(look, (tables,), worker=1).fetch().tolist()
     found["mistakes"] = [
         message(lambda: coordinator.schedule(look, (tables,), worker=2)),
         message(lambda: coordinator.schedule(process_id)),
     ]
+    with strategy.scope():
+        model = compiled(layer())
+    fitted = model.fit(creator(), epochs=2, steps_per_epoch=20, verbose=0).history["loss"]
+    found["fitted"] = fitted[1] < fitted[0]
     strategy._cluster_coordinator = None
     stock = tf.distribute.coordinator.ClusterCoordinator(strategy)
     found["mistakes"].append(message(lambda: embedps.Coordinator(stock.strategy)))

@@ -440,6 +440,7 @@ def beside(directory: Path) -> Any:
     output, _ = start("other_client", other).communicate()
     chief = resolver().cluster_spec().task_address("chief", 0)
     with start("reader", chief) as reader:
+        assert reader.stdout is not None
         read = json.loads(reader.stdout.readline())
         second = learn()
         output_after, _ = reader.communicate("go on\n")

@@ -48,6 +48,10 @@ def test_a_workers_values_are_made_again_when_it_is_back(found: Any) -> None:
     assert worker not in found["workers"]
 
 
+def test_fit_trains_by_it(found: Any) -> None:
+    assert found["fitted"]
+
+
 def test_mistakes_are_named(found: Any) -> None:
     no_worker, no_function, other_class = found["mistakes"]
     assert no_worker == "UsageError: worker must be from 0 to 1 but is 2"

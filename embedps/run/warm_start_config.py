@@ -31,6 +31,15 @@ class WarmStartConfig:
         metavar="OLD=NEW",
         several=True,
     )
+    vectors: tuple[str, ...] = option(
+        (),
+        "tables that begin with the vectors of a Parquet, Arrow or CSV file, which this process "
+        "reads (columns id and embedding, as `embedps table import` takes them), over those of "
+        "--from; other ids begin as their table declares",
+        flag="from_vectors",
+        metavar="TABLE=FILE",
+        several=True,
+    )
     dims: Literal["refuse", "cut", "pad"] = option(
         "refuse",
         "what becomes of tables of another dim in --from: refused; cut, if they have more floats; "
@@ -47,6 +56,7 @@ class WarmStartConfig:
         check(self)
         if self.model is None and self.renamed:
             raise UsageError("--from-map needs --from MODEL")
+        self.files()
         names = self.names()
         if len(set(names.values())) < len(names):
             raise UsageError(f"from_map must give each new name once but got {self.renamed}")
@@ -57,15 +67,15 @@ class WarmStartConfig:
         Raises:
           UsageError: a pair is malformed, or an old name stands twice.
         """
-        found: dict[str, str] = {}
-        for pair in self.renamed:
-            old, _, new = pair.partition("=")
-            if not old or not new or old in found:
-                raise UsageError(
-                    f"from_map must have pairs OLD=NEW, each OLD once, but got {pair!r}"
-                )
-            found[old] = new
-        return found
+        return _pairs("from_map", "OLD=NEW, each OLD", self.renamed)
+
+    def files(self) -> Mapping[str, str]:
+        """Gives the files of vectors by table.
+
+        Raises:
+          UsageError: a pair is malformed, or a table stands twice.
+        """
+        return _pairs("from_vectors", "TABLE=FILE, each TABLE", self.vectors)
 
     def source(self) -> tuple[CheckpointDirectory, int | None]:
         """Gives the other run's directory, and the manifest's number; None is the newest.
@@ -82,3 +92,13 @@ class WarmStartConfig:
         if path and is_name(name) and not CheckpointDirectory(as_path(whole)).numbers():
             return directory, number_of(directory, name)
         return CheckpointDirectory(as_path(whole)), None
+
+
+def _pairs(name: str, wanted: str, given: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in given:
+        first, _, second = pair.partition("=")
+        if not first or not second or first in found:
+            raise UsageError(f"{name} must have pairs {wanted} once, but got {pair!r}")
+        found[first] = second
+    return found

@@ -56,7 +56,7 @@ from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec, brings_schedule, event_secs_of
 from embedps.training.checkpoint_writer import CheckpointWriter
 from embedps.training.evicted_rows import EvictedRowsWriter
-from embedps.training.warm_start import warm_start
+from embedps.training.warm_start import take_vectors, warm_start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,9 +202,12 @@ def set_up(
     if last is not None:
         check_tables(last, collection.tables, embedding_dim=model.embedding_dim)
         changes += [*eviction_changes(last, collection), *dtype_changes(last, collection)]
-        if config.warm_start.model is not None:
-            unused = f"--from {config.warm_start.model} has no effect"
-            changes.append(f"{unused}: the run goes on from its own checkpoint")
+        from_vectors = " ".join(("--from-vectors", *config.warm_start.vectors))
+        unused = [f"--from {config.warm_start.model}"] if config.warm_start.model else []
+        unused += [from_vectors] if config.warm_start.vectors else []
+        changes += [
+            f"{flag} has no effect: the run goes on from its own checkpoint" for flag in unused
+        ]
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)
@@ -217,6 +220,8 @@ def set_up(
             transforms=dataset.transforms_digest,
             dense_optimizer=kind,
         )
+    if last is None:
+        changes += take_vectors(config.warm_start, directory.path, collection)
     if evicted is not None:
         evicted.begin(0 if last is None else last.save_number)
     num_workers = cluster.num_workers if cluster.num_ps else 1

@@ -17,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
+from embedps import constants
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_named
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.rows import check_schema, with_tables
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.tools.replay import make_partitions
+from embedps.checkpoint.tools.row_input import EMBEDDING, RowInput, Vectors
 from embedps.engine.model_signature import check_transforms
 from embedps.errors import CheckpointError, DimMismatchError, UsageError
 from embedps.run.warm_start_config import WarmStartConfig
@@ -33,6 +35,7 @@ from embedps.tables.row_files import StoredFile
 from embedps.tables.specs import TableSpec
 
 _MAX_NAMES = 8
+_VERSION = {constants.ROW_FILE_VERSION_KEY.encode(): constants.ROW_FILE_VERSION.encode()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,31 +105,17 @@ def _take_rows(
 ) -> Iterator[str]:
     targets = _targets(asked, manifest, collection)
     counts = dict.fromkeys(targets, 0)
-    folder = model_dir / f"warm-start-{os.getpid()}"
-    try:
-        with _Writers(folder) as writers:
-            for part in make_partitions(source, manifest.chain):
-                for batch in part.rows():
-                    codes = batch["table"].indices.to_numpy(zero_copy_only=False)
-                    for code in np.unique(codes).tolist():
-                        name = part.tables[code]
-                        if name not in targets:
-                            continue
-                        mine = batch.filter(pa.array(codes == code))
-                        writers.write(targets[name], mine, part.metadata)
-                        counts[name] += mine.num_rows
-        loaded = sum(
-            collection.files.load({group: [file]}, optimizer_slots=slots)
-            for (group, slots), file in writers.files.items()
-        )
-    finally:
-        if any(counts.values()):
-            file_io.store_of(folder).remove_directory(folder)
-    if loaded != sum(counts.values()):
-        raise CheckpointError(
-            f"--from {asked.model} must give {sum(counts.values())} rows to the shards, but they "
-            f"took {loaded}: run again"
-        )
+    with _loading(collection, model_dir, counts, f"--from {asked.model}") as writers:
+        for part in make_partitions(source, manifest.chain):
+            for batch in part.rows():
+                codes = batch["table"].indices.to_numpy(zero_copy_only=False)
+                for code in np.unique(codes).tolist():
+                    name = part.tables[code]
+                    if name not in targets:
+                        continue
+                    mine = batch.filter(pa.array(codes == code))
+                    writers.write(targets[name], mine, part.metadata)
+                    counts[name] += mine.num_rows
     for kind in (True, False):
         taken = [
             f"{old}: {counts[old]:,}" if old == target.table.name
@@ -141,6 +130,88 @@ def _take_rows(
     names = {target.table.name for target in targets.values()}
     fresh = [table.name for table in collection.tables if table.name not in names]
     yield from _listed("tables that begin fresh", fresh)
+
+
+def take_vectors(
+    asked: WarmStartConfig, model_dir: Path, collection: EmbeddingCollection
+) -> Iterator[str]:
+    """Makes rows of the vectors in files, with the optimizer slots of new rows.
+
+    Args:
+      asked: which files, of which tables.
+      model_dir: of the new run; the shards must see it.
+      collection: the new tables.
+
+    Returns:
+      A line that says how many rows were made, if there are files.
+
+    Raises:
+      UsageError: there is no such table, or a file is not what it must be.
+    """
+    ours = {table.name: (group, table) for group in collection.groups for table in group.tables}
+    counts: dict[str, int] = {}
+    with _loading(collection, model_dir, counts, "--from-vectors") as writers:
+        for name, path in asked.files().items():
+            what = f"--from-vectors {name}={path}"
+            if name not in ours:
+                raise UsageError(f"{what}: there is no such table, the model has {', '.join(ours)}")
+            target, seen = _Target(*ours[name], slots=False), [np.zeros(0, np.int64)]
+            counts[name] = 0
+            try:
+                given = RowInput(path=Path(path))
+                for vectors in given.vectors({EMBEDDING: ours[name][1].embedding_dim}):
+                    writers.write(target, _new_rows(vectors), _VERSION)
+                    seen.append(vectors.ids)
+                    counts[name] += len(vectors.ids)
+            except UsageError as error:
+                raise UsageError(f"{what}: {error}") from None
+            ids, times = np.unique(np.concatenate(seen), return_counts=True)
+            if (times > 1).any():
+                raise UsageError(
+                    f"{what}: each id must be there once but {ids[times > 1][0]} is not"
+                )
+    if counts:
+        made = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+        yield f"rows made of files: {made}"
+
+
+def _new_rows(vectors: Vectors) -> pa.RecordBatch:
+    """Makes rows that no step has updated."""
+    count, dim = vectors.floats[EMBEDDING].shape
+    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int16)), pa.array([""]))
+    flat = pa.array(np.ascontiguousarray(vectors.floats[EMBEDDING]).ravel())
+    never = pa.array(np.zeros(count, np.uint32))
+    columns = {
+        "table": names,
+        "id": pa.array(vectors.ids),
+        EMBEDDING: pa.FixedSizeListArray.from_arrays(flat, dim),
+        "last_step": never,
+        "frequency": never,
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+@contextmanager
+def _loading(
+    collection: EmbeddingCollection, model_dir: Path, counts: Mapping[str, int], what: str
+) -> Iterator[_Writers]:
+    """Has the shards load the rows that were written in the block, as many as `counts` then has."""
+    folder = model_dir / f"warm-start-{os.getpid()}"
+    try:
+        with _Writers(folder) as writers:
+            yield writers
+        loaded = sum(
+            collection.files.load({group: [file]}, optimizer_slots=slots)
+            for (group, slots), file in writers.files.items()
+        )
+    finally:
+        if any(counts.values()):
+            file_io.store_of(folder).remove_directory(folder)
+    if loaded != sum(counts.values()):
+        raise CheckpointError(
+            f"{what} must give {sum(counts.values())} rows to the shards, but they took {loaded}: "
+            "run again"
+        )
 
 
 def _targets(

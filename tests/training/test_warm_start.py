@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import embedps
@@ -230,6 +232,70 @@ def test_what_one_model_lacks_is_left_and_what_it_adds_is_fresh(
     found = rows_of(tmp_path / "m", "first")  # the ids of C1 are some of C3's
     assert found.keys() == rows_of(source, "C3").keys()
     assert max(row["last_step"] for row in found.values()) > 0
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_table_begins_with_the_vectors_of_a_file(
+    tmp_path: Path, dataset: Dataset, num_shards: int
+) -> None:
+    plain = rows_of(save(start(dataset, tmp_path / "plain", epochs=1)), "C1")
+    assert not plain
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=[100_000, 4]).astype(np.float32)  # two batches
+    ids = np.arange(len(vectors)) * 7 - 50_000
+    path = write_vectors(tmp_path / "v.parquet", ids, vectors)
+    fields = {"from_vectors": [f"C1={path}"], "num_shards": num_shards}
+    trainer = start(dataset, tmp_path / "m", **fields)
+    assert "rows made of files: C1: 100,000" in said(trainer)
+    model_dir = save(trainer)
+    found = rows_of(model_dir, "C1")
+    assert found[-50_000] == {
+        "embedding": vectors[0].tolist(), "accumulator": [0.0], "last_step": 0, "frequency": 0
+    }  # fmt: skip
+    assert [found[i]["embedding"] for i in ids.tolist()] == vectors.tolist()
+    assert not rows_of(model_dir, "C2")
+    assert not list(model_dir.glob("warm-start-*"))
+    resumed = start(dataset, model_dir, **fields)
+    assert f"--from-vectors C1={path} has no effect" in said(resumed)
+    resumed.fit()
+    trained = rows_of(model_dir, "C1")
+    assert trained.keys() > found.keys()  # the dataset's, by the table's initializer
+    assert found.items() <= {i: trained[i] for i in found}.items()
+
+
+def write_vectors(path: Path, ids: Any, vectors: Any) -> Path:
+    floats = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    pq.write_table(pa.table({"id": pa.array(ids), "embedding": floats}), path)
+    return path
+
+
+def test_vectors_take_the_place_of_those_of_another_run(
+    tmp_path: Path, dataset: Dataset, source: Path
+) -> None:
+    before = rows_of(source, "C1")
+    first = min(before)
+    path = write_vectors(tmp_path / "v.parquet", [first], np.full([1, 4], 2, np.float32))
+    fields = {"from": str(source), "from_vectors": [f"C1={path}"]}
+    found = rows_of(save(start(dataset, tmp_path / "m", **fields)), "C1")
+    assert found[first]["embedding"] == [2.0] * 4
+    assert found.keys() == before.keys()
+    assert sum(found[i]["embedding"] != before[i]["embedding"] for i in before) == 1
+
+
+def test_vectors_that_do_not_fit_are_refused(tmp_path: Path, dataset: Dataset) -> None:
+    ones = np.ones([2, 4], np.float32)
+    for name, ids, vectors, message in (
+        ("dim", [1, 2], np.ones([2, 3], np.float32), "must have 4 floats per row but has 3"),
+        ("twice", [5, 5], ones, "each id must be there once but 5 is not"),
+        ("nan", [1, 2], ones * np.float32("nan"), "must have finite numbers only"),
+    ):
+        path = write_vectors(tmp_path / f"{name}.parquet", ids, vectors)
+        with pytest.raises(UsageError, match=f"--from-vectors C1=.*{message}"):
+            start(dataset, tmp_path / name, from_vectors=[f"C1={path}"])
+    with pytest.raises(UsageError, match="no such table, the model has C1, C2, C3"):
+        start(dataset, tmp_path / "m", from_vectors=[f"item={path}"])
+    with pytest.raises(UsageError, match="cannot be read"):
+        start(dataset, tmp_path / "n", from_vectors=["C1=none.parquet"])
 
 
 def test_mistakes_are_named(tmp_path: Path, dataset: Dataset, source: Path) -> None:

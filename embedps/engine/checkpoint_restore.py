@@ -195,8 +195,8 @@ def read_values(
       Each variable with its value.
 
     Raises:
-      DimMismatchError: the file has fewer variables or, if `whole`, more; or one has another shape
-        or dtype.
+      DimMismatchError: the file has fewer variables, or more of a network or, if `whole`, of its
+        optimizer; or one has another shape or dtype.
     """
     if manifest.dense is None:
         raise DimMismatchError(f"manifest {manifest.number} has no dense variables")
@@ -212,6 +212,9 @@ def read_values(
     rest = [name for name in stored if name not in variables]
     absent = [name for name in variables if name not in set(stored)]
     other = dict(zip(absent, rest, strict=False))
+    named = [name for name in stored if not name.startswith("optimizer/") and not name.isdecimal()]
+    if lacking := [name for name in named if name in rest[len(absent) :]]:
+        raise DimMismatchError(f"the network must have {lacking[0]!r}, as {path} does: {advice}")
     if other:
         arrays |= read_dense(path, other.values())
     values = []

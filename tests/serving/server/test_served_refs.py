@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import grpc
@@ -10,11 +11,14 @@ import pytest
 
 import embedps
 from embedps.checkpoint import Reached, Reset, Rows, follow
+from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.refs import move_ref
 from embedps.data.dataset import Dataset
-from tests.builders import Replay, read_split
+from tests.builders import LEARN, TINY_DLRM, Replay, latest, make_config, read_split
+from tests.commands import checkpoint_command
 from tests.serving.builders import tensors
 from tests.serving.server.builders import (
+    Addresses,
     ask_rest,
     predict_request,
     score_of,
@@ -144,3 +148,59 @@ def test_follower_of_a_ref_goes_forward_by_deltas_and_back_by_a_reset(replay: Re
     assert kinds.count(Reset) == 2
     assert kinds[0] is Reset
     assert kinds[-2:] == [Reset, Reached]
+
+
+def test_a_model_retrained_elsewhere_takes_over(
+    tmp_path: Path, trained: Path, replay: Replay, dataset: Dataset
+) -> None:
+    *_, last = of_one_chain(replay)
+    table = read_split(dataset).slice(0, 5)
+    request = predict_request(tensors(table))
+    for number in replay.numbers:
+        replay.commit(number)
+    move_ref(replay.directory, "prod", last)
+
+    def retrained(name: str, *bottom_mlp: int) -> Path:
+        config = make_config(dataset, tmp_path / name, model="dlrm", seed=5, **LEARN)
+        model = dataclasses.replace(TINY_DLRM, bottom_mlp=bottom_mlp)
+        embedps.Trainer.from_config(config, model).fit()
+        number = str(latest(tmp_path / name).number)
+        assert checkpoint_command(["tag", str(tmp_path / name), "prod", number]) == 0
+        return tmp_path / name
+
+    same, deeper = retrained("same", 8), retrained("deeper", 8, 4)
+    old = replay.directory.path
+    expected = {
+        model_dir: embedps.load(model_dir, number="prod").predict(table)["score"]
+        for model_dir in (old, same, deeper)
+    }
+    assert all(np.abs(expected[new] - expected[old]).max() > 1e-3 for new in (same, deeper))
+
+    def check(addresses: Addresses, model_dir: Path) -> None:
+        response = addresses.client.predict(request)
+        np.testing.assert_array_equal(score_of(response), expected[model_dir])
+
+    def point_to(model_dir: Path) -> None:
+        (tmp_path / "next").symlink_to(model_dir)
+        (tmp_path / "next").replace(tmp_path / "current")
+
+    point_to(old)
+    current = CheckpointDirectory(tmp_path / "current")
+    with serving(current, dataset, refs=("prod",)) as (_, served, addresses):
+        check(addresses, old)
+        # By a server of its own, whatever has changed.
+        with serving(CheckpointDirectory(deeper), dataset, refs=("prod",)) as (_, _, fresh):
+            check(fresh, deeper)
+            check(addresses, old)
+        # By a link: another model is refused, the same one takes its place, and goes again.
+        point_to(deeper)
+        until(lambda: served.refusal is not None)
+        assert "the network must have '" in str(served.refusal)
+        check(addresses, old)
+        point_to(same)
+        until(lambda: served.standing.number != last)
+        check(addresses, same)
+        assert served.refusal is None
+        point_to(old)
+        until(lambda: served.standing.number == last)
+        check(addresses, old)

@@ -56,7 +56,7 @@ def make(rows: int, folder: str) -> dict[str, Any]:
 def take(folder: str) -> dict[str, Any]:
     """Imports them."""
     where = Path(folder)
-    command = ["import", str(where / "vectors"), "--table", "item", "--dim", str(DIM)]
+    command = ["import", str(where / "vectors"), "--table", "item", "--embedding-dim", str(DIM)]
     command += ["--input", str(where / "vectors.parquet")]
     code, secs, more = peak(lambda: table.main(command), report.anonymous_bytes)
     if code:

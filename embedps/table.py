@@ -111,7 +111,7 @@ class ImportConfig(IdsConfig):
     present: Present = option(
         "refuse", "what to do if an id has a row: refuse the import, keep the row or replace it"
     )
-    dim: int | None = option(
+    embedding_dim: int | None = option(
         None,
         "floats per row of a new table, in a directory that no run trains in; `embedps train "
         "--from` begins with it",
@@ -120,7 +120,7 @@ class ImportConfig(IdsConfig):
 
     @property
     def makes_directory(self) -> bool:
-        return self.dim is not None
+        return self.embedding_dim is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,10 +179,12 @@ def _import(directory: CheckpointDirectory, config: ImportConfig) -> int:
         text_ids=config.text_ids,
         fingerprint=config.fingerprint,
     )
-    if config.dim is not None:
-        add_table(directory, config.table, config.dim)
+    if config.embedding_dim is not None:
+        add_table(directory, config.table, config.embedding_dim)
     elif not directory.numbers():
-        raise UsageError(f"{directory.path} holds no checkpoint: --dim makes one of vectors alone")
+        raise UsageError(
+            f"{directory.path} holds no checkpoint: --embedding-dim makes one of vectors alone"
+        )
     made = import_rows(directory, config.table, given, present=config.present)
     said = f"{made.present:,} ids had a row"
     if made.manifest is None:

@@ -319,11 +319,11 @@ def test_vectors_in_a_directory_of_their_own_verify_and_begin_a_run(tmp_path, ca
     assert main(*command, "C1") == 2
     assert "there is no directory" in capsys.readouterr().err
     for name in ("C1", "C2"):
-        assert main(*command, name, "--dim", TINY_DLRM.embedding_dim) == 0
+        assert main(*command, name, "--embedding-dim", TINY_DLRM.embedding_dim) == 0
     assert "50 rows of C2 from" in capsys.readouterr().out
     assert main(*command, "C1", "--present", "replace") == 0
-    assert main(*command, "C1", "--dim", 4096) == 2
-    assert "--dim of table 'C1' must be" in capsys.readouterr().err
+    assert main(*command, "C1", "--embedding-dim", 4096) == 2
+    assert "--embedding-dim of table 'C1' must be" in capsys.readouterr().err
     assert verify(directory, directory.numbers()).problems == ()
     assert compact(directory) is not None
     assert verify(directory, directory.numbers()).problems == ()
@@ -338,5 +338,5 @@ def test_vectors_in_a_directory_of_their_own_verify_and_begin_a_run(tmp_path, ca
         assert rows[i]["frequency"] > 0
         assert 0 < np.abs(np.subtract(rows[i]["embedding"], expected[i])).max() < 1
     command[1] = tmp_path / "m"
-    assert main(*command, "C9", "--dim", 8) == 2
-    assert "--dim adds tables where no run has trained" in capsys.readouterr().err
+    assert main(*command, "C9", "--embedding-dim", 8) == 2
+    assert "--embedding-dim adds tables where no run has trained" in capsys.readouterr().err

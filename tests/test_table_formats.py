@@ -33,7 +33,7 @@ def rows_in(path: Path, name: str = "item") -> dict[int, list[float]]:
 
 
 def take(path: Path, *given: object, dim: int = 2) -> int:
-    return main("import", path, "--table", "item", "--dim", dim, "--input", *given)
+    return main("import", path, "--table", "item", "--embedding-dim", dim, "--input", *given)
 
 
 def floats(rows: list[list[float]]) -> list[list[float]]:
@@ -244,7 +244,7 @@ def test_scores_of_the_same_network_are_those_of_keras(tmp_path, source, clicks)
     (tmp_path / "texts").write_text("\n".join(source.layers[1].get_vocabulary()))
     given = [*save_weights_h5(source, tmp_path), "--text-ids", "--ids", tmp_path / "texts"]
     vectors = tmp_path / "v"
-    assert main("import", vectors, "--table=C1", f"--dim={DIM}", "--input", *given) == 0
+    assert main("import", vectors, "--table=C1", f"--embedding-dim={DIM}", "--input", *given) == 0
     weights = source.get_layer("out").get_weights()
     recommender = embedps.Recommender(build=lambda: SameNetwork(*weights))
     fields: dict[str, Any] = {"from": str(vectors)}

@@ -99,7 +99,7 @@ def test_commands_take_a_url(s3_dir, capsys, tmp_path):
     for command, *given in (
         ["forget", "--ids", ids],
         ["import", "--input", output, "--present", "keep"],
-        ["import", "--input", output, "--dim", 2],
+        ["import", "--input", output, "--embedding-dim", 2],
     ):
         assert table_command(command, s3_dir, "--table", "C1", *given) == 1
         (line,) = capsys.readouterr().err.splitlines()

@@ -39,10 +39,12 @@ def add_table(directory: CheckpointDirectory, table: str, dim: int) -> None:
             if not found and newest is not None and newest.dense is not None:
                 raise UsageError(
                     f"--table must be one of {sorted(each['name'] for each in tables)} but is "
-                    f"{table!r}: --dim adds tables where no run has trained"
+                    f"{table!r}: --embedding-dim adds tables where no run has trained"
                 )
             if found and found[0]["dim"] != dim:
-                raise UsageError(f"--dim of table {table!r} must be {found[0]['dim']} but is {dim}")
+                raise UsageError(
+                    f"--embedding-dim of table {table!r} must be {found[0]['dim']} but is {dim}"
+                )
             if not found:
                 directory.commit(_with_table(directory, newest, table, dim))
 

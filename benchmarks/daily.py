@@ -159,7 +159,7 @@ def train(config: Config, dataset: Dataset, model_dir: Path, begin_with: Path | 
 
 def score(model_dir: Path, dataset: Dataset) -> float:
     """Gives the AUC of a run's last checkpoint on a dataset's eval split."""
-    evaluate(EvaluateConfig(model_dir=model_dir, data=dataset.directory, once=True))
+    evaluate(EvaluateConfig(model_dir=str(model_dir), data=str(dataset.directory), once=True))
     return float(read_evaluations(model_dir)[-1]["auc"])
 
 
@@ -173,7 +173,8 @@ def run_days(name: str, folder: str, config: dict[str, Any]) -> Content:
 
 
 def _days(name: str, folder: Path, config: Config) -> Iterator[Content]:
-    model_dir = before = None
+    model_dir: Path | None = None
+    before: Path | None = None
     for day in range(1, config.days + 1):
         is_week_over = name == "weekly" and (day % _WEEK == 0 or day == config.days)
         first = {"scratch": 1, "weekly": day - (day - 1) % _WEEK}.get(name, day)
@@ -181,8 +182,8 @@ def _days(name: str, folder: Path, config: Config) -> Iterator[Content]:
         dataset = make_dataset(folder, first, day, has_new=has_new)
         took: Content = {"day": day, "examples": 0, "cpu_secs": 0.0}
         if name != "weekly" or is_week_over:
-            begins = model_dir is None or name in ("scratch", "weekly")
-            if begins or (name == "added" and day == config.new_feature_day):
+            begins = name in ("scratch", "weekly")
+            if model_dir is None or begins or (name == "added" and day == config.new_feature_day):
                 before = None if name == "scratch" else model_dir
                 model_dir = folder / f"{name}-{day:02d}"
             took |= train(config, dataset, model_dir, before)
@@ -242,7 +243,7 @@ def layout(content: Content) -> list[Part]:
 
 
 def _start(results: Content) -> float:
-    return statistics.median(each["start_cpu_secs"] for each in results["runs"].values())
+    return float(statistics.median(each["start_cpu_secs"] for each in results["runs"].values()))
 
 
 def failure(content: Content) -> str | None:

@@ -107,7 +107,9 @@ def serve(config: ServeConfig) -> None:
             with ThreadPoolExecutor() as both:
                 for server in (grpc_server, rest_server):
                     both.submit(server.stop, config.grace_secs)
-            for model in (*api.served(), *api.shadows.values()):
+            for shadow in api.shadows.values():
+                shadow.close()
+            for model in api.served():
                 model.close()
 
 

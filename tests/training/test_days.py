@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import threading
 import time
@@ -121,13 +122,15 @@ def test_each_row_of_each_day_is_visited_over_kills(tmp_path: Path, capfd: Any) 
 def test_each_row_of_each_day_is_visited_over_killed_processes(tmp_path: Path) -> None:
     """Each day's process is killed as soon as it has saved something, and begun again."""
     rows, model_dir, in_doubt = 40_000, tmp_path / "m", 0
-    flags = ("--model=benchmarks.row_visits", "--batch-size=64", "--unit-rows=1024", "--epochs=2")
-    flags += ("--eval=none", "--delta-secs=0.1", "--log-secs=600")
+    flags = (
+        *("--model=benchmarks.row_visits", "--batch-size=64", "--unit-rows=1024", "--epochs=2"),
+        *("--eval=none", "--delta-secs=0.1", "--log-secs=600"),
+    )
     for day in range(2):
         shards = {"train": [rows], "evaluation": [500]}
         dataset = row_visits.write_dataset(tmp_path / f"day-{day}", seed=day, **shards)
         process = train(dataset, model_dir, *flags)
-        until(lambda before=day * 2 * rows: examples_of(model_dir) > before)
+        until(functools.partial(holds_more, model_dir, 2 * rows * day))
         process.kill()
         process.communicate()
         killed = latest(model_dir)
@@ -142,10 +145,10 @@ def test_each_row_of_each_day_is_visited_over_killed_processes(tmp_path: Path) -
     assert [each["visited_rows"] for each in before] == [2 * rows]
 
 
-def examples_of(model_dir: Path) -> int:
-    """The examples that the newest checkpoint holds; 0 without one."""
+def holds_more(model_dir: Path, examples: int) -> bool:
+    """Tells whether the newest checkpoint holds more examples."""
     manifest = CheckpointDirectory(model_dir).latest()
-    return 0 if manifest is None else int(manifest.progress["examples"])
+    return manifest is not None and manifest.progress["examples"] > examples
 
 
 def test_rows_that_are_left_are_told(tmp_path: Path, capfd: Any) -> None:

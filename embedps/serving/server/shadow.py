@@ -29,6 +29,7 @@ from embedps.serving.server.tensor_values import Array
 
 _MAX_WAITING = 8  # requests
 _MAX_REQUEST_BYTES = 1 << 22
+_NONE = np.array(None, object)
 _RETRY_SECS = 10.0  # of a ref that cannot be loaded
 
 
@@ -140,6 +141,6 @@ class Shadow:
 def _lists(arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Gives lists for JSON, with None for what is not finite."""
     return {
-        name: np.where(np.isfinite(array), array.astype(object), None).tolist()
+        name: np.where(np.isfinite(array), array.astype(object), _NONE).tolist()
         for name, array in arrays.items()
     }

@@ -86,7 +86,9 @@ def serving(
         addresses.client.close()
         servers[0].stop(5)
         servers[1].stop(5)
-        for served in (*api.shadows.values(), *api.served()):
+        for each in api.shadows.values():
+            each.close()
+        for served in api.served():
             served.close()
 
 

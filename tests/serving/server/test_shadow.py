@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_a_shadow_follows_its_ref_and_changes_no_answer(
     move_ref(directory, "prod", last)
     move_ref(directory, "canary", first)
     log = tmp_path / "shadow.jsonl"
-    options = {"refs": ("prod",), "shadow": "canary", "shadow_log": log}
+    options: dict[str, Any] = {"refs": ("prod",), "shadow": "canary", "shadow_log": log}
     with serving(directory, dataset, **options) as (api, _, addresses):
         shadow = api.shadows[NAME]
         until(lambda: shadow.model is not None)
@@ -64,7 +65,7 @@ def test_a_shadow_follows_its_ref_and_changes_no_answer(
 
         ask()
         apart = np.abs(scores[last] - scores[first], dtype=np.float64).mean()
-        assert difference(api) == (1, pytest.approx(apart))
+        assert difference(api) == pytest.approx((1, apart))
         assert apart > 1e-4
         # The label of a shadow is nobody's version.
         with pytest.raises(Exception, match="has no version label 'canary'"):
@@ -75,7 +76,7 @@ def test_a_shadow_follows_its_ref_and_changes_no_answer(
         move_ref(directory, "canary", last)
         until(lambda: shadow.model is not None and shadow.model.standing.number == last)
         ask()
-        assert difference(api) == (2, pytest.approx(apart))
+        assert difference(api) == pytest.approx((2, apart))
         assert f"{of_canary} {float(last)}" in api.metrics.text()
         assert [counted(api.metrics, x) for x in ("scored", "dropped", "failed")] == [2, 0, 0]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -105,7 +106,10 @@ def test_a_broken_shadow_hurts_no_answer(
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:-8] + bytes(8))
     request = predict_request(tensors(table))
-    options = {"shadow": "canary", "shadow_log": tmp_path}  # a directory cannot be written
+    options: dict[str, Any] = {
+        "shadow": "canary",
+        "shadow_log": tmp_path,
+    }  # a directory cannot be written
     with serving(directory, dataset, **options) as (api, _, addresses):
         assert addresses.client.predict(request).model_spec.version.value == last
         until(lambda: counted(api.metrics, "dropped") == 1)

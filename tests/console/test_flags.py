@@ -12,6 +12,7 @@ from embedps.console.command_line import Parser
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
 
+SEVERAL = {"table_optimizer": "item:learning_rate=2"}
 BELOW_1 = ("reduce_factor", "warmup")
 REQUIRED = ["--data=d", "--model-dir=m"]
 
@@ -59,7 +60,7 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
         int: min(70_000, metadata.get("most", 70_000)),
         float: 1.25,
         bool: False,
-        tuple[str, ...]: ("old=new",),
+        tuple[str, ...]: (SEVERAL.get(option.name, "old=new"),),
     }
     kind = without_none(option.hint)
     value = choices[-1] if choices else 0.75 if option.name in BELOW_1 else values[kind]

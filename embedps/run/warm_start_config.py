@@ -33,9 +33,8 @@ class WarmStartConfig:
     )
     vectors: tuple[str, ...] = option(
         (),
-        "tables that begin with the vectors of a Parquet, Arrow or CSV file, which this process "
-        "reads (columns id and embedding, as `embedps table import` takes them), over those of "
-        "--from; other ids begin as their table declares",
+        "tables that begin with the vectors of a file, which this process reads as `embedps table "
+        "import` does, over those of --from; other ids begin as their table declares",
         flag="from_vectors",
         metavar="TABLE=FILE",
         several=True,

@@ -108,15 +108,19 @@ def test_a_new_run_begins_before_the_damage_and_readers_do_not_mix_the_two(
     tmp_path, dataset, trained
 ):
     old, new = tmp_path / "old", tmp_path / "new"
+
+    def begin_at(at: int | str) -> dict[str, Any]:
+        return {"from": f"{old}@{at}"}
+
     shutil.copytree(trained, old)
     (good,) = CheckpointDirectory(old).numbers()
     commit_not_finite(old)
     move_ref(CheckpointDirectory(old), "good", good)
     with pytest.raises(UsageError, match=r"--from .*@bad: .* has no ref 'bad': there are good"):
-        trainer_of(dataset, new, epochs=1, **{"from": f"{old}@bad"})
+        trainer_of(dataset, new, epochs=1, **begin_at("bad"))
     began = f"starts from {old}, checkpoint {good}, step 1"
     for at in (good, "good"):
-        trainer = trainer_of(dataset, new, epochs=1, **{"from": f"{old}@{at}"})
+        trainer = trainer_of(dataset, new, epochs=1, **begin_at(at))
         assert began in trainer._setup.changes
         if at == good:
             trainer.close()
@@ -126,7 +130,7 @@ def test_a_new_run_begins_before_the_damage_and_readers_do_not_mix_the_two(
     assert position.number == latest(new).save_number
     first, *changes = follow(new, position)
     assert first == Reset(lost=position)
-    rows = {}
+    rows: dict[int, Any] = {}
     for change in changes:
         if isinstance(change, Rows):
             rows |= {row["id"]: row for row in change.batch.to_pylist()}

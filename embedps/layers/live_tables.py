@@ -129,17 +129,19 @@ class LiveTables:
         for entry in published(self._devices[0]):
             if self._client not in (None, entry["client"]):
                 continue
-            tables = [TableSpec.from_config(table) for table in entry["tables"]]
-            collection = EmbeddingCollection(
-                tables,
-                [FeatureSpec(name=table.name, table=table.name) for table in tables],
-                devices=self._devices[: len(entry["stores"][0])],
-                container=entry["client"],
-                learns=False,
-                stores=[[*map(_handle, self._devices, each)] for each in entry["stores"]],
-            )
-            for table in tables:
-                self._collections.setdefault(table.name, []).append(collection)
+            # By group: what the directory leaves out, such as rates, divides groups too.
+            for group, stores in zip(entry["tables"], entry["stores"], strict=True):
+                tables = [TableSpec.from_config(table) for table in group]
+                collection = EmbeddingCollection(
+                    tables,
+                    [FeatureSpec(name=table.name, table=table.name) for table in tables],
+                    devices=self._devices[: len(stores)],
+                    container=entry["client"],
+                    learns=False,
+                    stores=[[*map(_handle, self._devices, stores)]],
+                )
+                for table in tables:
+                    self._collections.setdefault(table.name, []).append(collection)
         if not self._collections:
             of = "a program" if self._client is None else f"the program of {self._client}"
             raise ClusterError(

@@ -29,7 +29,7 @@ def publish(collection: EmbeddingCollection, client: str) -> None:
             with tf.device(device):
                 handle = tf.io.serialize_tensor(store).numpy()
             stores[-1].append(base64.b64encode(handle).decode())
-    tables = [table.to_json() for table in collection.tables]
+    tables = [[table.to_json() for table in group.tables] for group in collection.groups]
     entry = {"client": client, "tables": tables, "stores": stores}
     with tf.device(collection.devices[0]):
         tf.raw_ops.LookupTableInsertV2(
@@ -51,7 +51,7 @@ def published(device: str) -> list[dict[str, Any]]:
     """Reads all entries of the directory of a first server.
 
     Returns:
-      Of each: `client`, `tables` as JSON, and `stores`, the handles by group and shard.
+      Of each: `client`, `tables` as JSON by group, and `stores`, the handles by group and shard.
     """
     with tf.device(device):
         _, values = tf.raw_ops.LookupTableExportV2(

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def resolver() -> tf.distribute.cluster_resolver.ClusterResolver:
     return tf.distribute.cluster_resolver.TFConfigClusterResolver()
 
 
-def layer(**options: Any) -> embedps.Embeddings:
+def layer(others: Sequence[embedps.FeatureSpec] = (), **options: Any) -> embedps.Embeddings:
     table = embedps.TableSpec(
         name="id",
         embedding_dim=DIM,
@@ -40,7 +40,7 @@ def layer(**options: Any) -> embedps.Embeddings:
         **options,
     )
     spec = embedps.FeatureSpec(name="id", table=table)
-    return embedps.Embeddings([spec], learning_rate=RATE)
+    return embedps.Embeddings([*others, spec], learning_rate=RATE)
 
 
 def model_of(rows: Any) -> tf.keras.Model:
@@ -415,13 +415,23 @@ def kills(_directory: Path) -> Any:
 def beside(directory: Path) -> Any:
     """Trains while another client trains a table of the same name, and a third one reads both."""
     strategy = tf.distribute.ParameterServerStrategy(resolver())
+    fields: dict[str, dict[str, Any]] = {  # each in a group of its own
+        "fast": {"optimizer": embedps.Adagrad(learning_rate=2 * RATE)},
+        "still": {"optimizer": embedps.Adagrad(), "trainable": False},
+    }
+    others = [
+        embedps.FeatureSpec(
+            name=name, table=embedps.TableSpec(name=name, embedding_dim=DIM, **fields[name])
+        )
+        for name in fields
+    ]
     with strategy.scope():
-        rows = layer()
-    ids = {"id": tf.range(4, dtype=tf.int64)}
+        rows = layer(others)
+    ids = dict.fromkeys(("fast", "still", "id"), tf.range(4, dtype=tf.int64))
 
     def learn() -> list[float]:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(rows(ids)["id"])
+            loss = tf.add_n([tf.reduce_sum(each) for each in rows(ids).values()])
         tape.gradient(loss, rows.trainable_variables)
         return rows(ids)["id"].numpy()[:, 0].tolist()
 

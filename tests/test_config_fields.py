@@ -217,6 +217,7 @@ def test_run_with_the_largest_numbers_trains(tmp_path, small):
         num_shards=2,
         replicas=1,
         backup_workers=0,
+        sync_group_size=0,
         reduce_factor=0.999,
         min_delta=1e308,
     )

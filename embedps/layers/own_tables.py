@@ -17,8 +17,9 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.errors import EmbedpsError, UsageError
 from embedps.tables.activations import Activation, Ids
-from embedps.tables.collection import EmbeddingCollection, LookupResult
+from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.image import Image, read_image, write_image
+from embedps.tables.lookup_result import LookupResult
 from embedps.tables.specs import FeatureSpec, TableSpec, event_secs_of, tables_of
 
 Rate: TypeAlias = float | Callable[[tf.Tensor], tf.Tensor]

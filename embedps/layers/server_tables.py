@@ -17,7 +17,7 @@ from embedps.layers import scheduled_calls, table_directory
 from embedps.layers.own_tables import OwnTables, Rate, Token, mistake
 from embedps.tables import ops
 from embedps.tables.activations import Ids
-from embedps.tables.collection import LookupResult, ShardRows
+from embedps.tables.lookup_result import LookupResult, ShardRows
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 _layers = itertools.count()

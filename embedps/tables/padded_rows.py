@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from embedps.tables.collection import EmbeddingCollection, LookupResult, ShardRows
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.lookup_result import LookupResult, ShardRows
 
 _MULTIPLE = 512
 

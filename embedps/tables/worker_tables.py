@@ -10,7 +10,8 @@ import tensorflow as tf
 from embedps.checkpoint.format.quantize import FLOAT32, Encoding
 from embedps.errors import UsageError
 from embedps.tables.activations import Ids
-from embedps.tables.collection import EmbeddingCollection, LookupResult
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.lookup_result import LookupResult
 from embedps.tables.padded_rows import add_group, flat_rows, pad, padded_length, width_of
 from embedps.tables.policy_counts import AdmissionStats
 from embedps.tables.row_files import RowFiles, ShardFile, StoredFile, WriteKind

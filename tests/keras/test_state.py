@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -233,10 +234,13 @@ def test_a_model_of_our_layers_is_made_again_of_its_json() -> None:
     assert [e.get_config() for e in again.layers] == [e.get_config() for e in model.layers]
     assert again.get_layer("emb").tables == layer.tables == (table,)
     assert again.get_layer("emb").own.learning_rate == np.float32(0.1)
-    # A config of before has the names that checkpoints have.
-    before = layer.get_config() | {"tables": [json_of(table.to_json())]}
+    # A config of before has the names that checkpoints have, and the rate is the layer's.
+    before = layer.get_config() | {"tables": [json_of(table.to_json())], "learning_rate": 0.1}
     assert before["tables"][0].keys() >= {"dim"}
-    assert embedps.Embeddings.from_config(before).tables == (table,)
+    layer = embedps.Embeddings.from_config(before)
+    optimizer = dataclasses.replace(table.optimizer, learning_rate=None)
+    assert layer.tables == (dataclasses.replace(table, optimizer=optimizer),)
+    assert layer.own.learning_rate == np.float32(0.1)
 
 
 @pytest.mark.parametrize("save", [tf.saved_model.save, lambda m, path: m.save(path)])

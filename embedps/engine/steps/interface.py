@@ -22,8 +22,9 @@ from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.unit_parts import Step
 from embedps.metrics import Counts
 from embedps.tables.activations import Activation, Ids
-from embedps.tables.collection import EmbeddingCollection, LookupResult
+from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.groups import TableGroup
+from embedps.tables.lookup_result import LookupResult
 
 UnitFunction: TypeAlias = Callable[..., Counts]
 RowGradients: TypeAlias = Sequence[Sequence[tf.Tensor | None]]

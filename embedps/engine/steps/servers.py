@@ -29,7 +29,7 @@ from embedps.engine.steps.step_logs import StepLogs
 from embedps.engine.steps.unit_parts import Step, StepPart
 from embedps.tables import ops
 from embedps.tables.activations import Ids
-from embedps.tables.collection import ShardRows
+from embedps.tables.lookup_result import ShardRows
 from embedps.tables.ops import RowPart
 
 

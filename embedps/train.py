@@ -6,8 +6,8 @@ the role of this task in that cluster: the chief trains, workers and parameter s
 TF_CONFIG has workers only, they train in step, under MultiWorkerMirroredStrategy.
 
 Run the same command again to resume from the last checkpoint. If a local cluster loses a parameter
-server, the command restarts itself and resumes. With TF_CONFIG the chief then ends with code 75 and
-one line.
+server, or workers in step lose one of them, the command restarts itself and resumes. A chief of
+TF_CONFIG then ends with code 75 and one line.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _train(
     if cluster is not None and not cluster.leads:
         join(recommender, dataset, config, cluster)
     loss = take_loss()
-    recovery = Recovery(loss, again=config.cluster.num_ps > 0)
+    recovery = Recovery(loss, again=config.cluster.num_ps > 0 or cluster is not None)
     try:
         # Before and after training there is nothing to save.
         with sigterm_exits(config.grace_secs / 2):

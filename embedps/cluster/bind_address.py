@@ -19,6 +19,18 @@ from embedps.kernels import build
 
 VARIABLE = "EMBEDPS_BIND"
 
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def ip_of(address: str) -> _Address:
+    """Gives the IP address at which a task listens: its own in TF_CONFIG, or EMBEDPS_BIND.
+
+    Raises:
+      UsageError: as `listen_at` does.
+    """
+    override = os.environ.get(VARIABLE, "")
+    return _parse_override(override) if override else _resolve(address)
+
 
 def listen_at(address: str) -> None:
     """Binds the servers that TensorFlow starts in this process from now on to one IP address.
@@ -30,8 +42,7 @@ def listen_at(address: str) -> None:
       UsageError: the host is a wildcard, cannot be resolved or is not of this machine, and
         EMBEDPS_BIND is not set; or the port is not valid.
     """
-    override = os.environ.get(VARIABLE, "")
-    ip = _parse_override(override) if override else _resolve(address)
+    ip = ip_of(address)
     port = address.rpartition(":")[2]
     if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise UsageError(
@@ -84,9 +95,6 @@ def listening_addresses() -> list[tuple[str, int]]:
                 packed = b"".join(int(word, 16).to_bytes(4, "little") for word in words)
                 found.append((socket.inet_ntop(family, packed), int(port, 16)))
     return found
-
-
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def _parse_override(text: str) -> _Address:

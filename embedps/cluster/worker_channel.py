@@ -25,6 +25,7 @@ STREAMS = ("units", "files", "scans", "tables", "notices")
 """What waits for nothing but its like: a worker has a thread for each."""
 
 _KEY = "embedps/leader"
+_TOLD = "told to end"
 
 
 class Leader:
@@ -36,7 +37,7 @@ class Leader:
         *,
         host: str,
         wait_secs: float,
-        on_lost: Callable[[ServerLostError], None],
+        on_lost: Callable[[ClusterError], None],
         on_notice: Callable[[], None],
     ) -> None:
         """Waits for the other workers to connect.
@@ -45,7 +46,7 @@ class Leader:
           size: how many workers there are.
           host: of this worker, as the others know it.
           wait_secs: the longest wait; then the process ends.
-          on_lost: called on another thread when a worker is gone.
+          on_lost: called on another thread when a worker is gone, or says that it cannot go on.
           on_notice: called on another thread when a worker is told to end.
         """
         self._on_notice = on_notice
@@ -121,19 +122,24 @@ class Leader:
     def _hear(self, rank: int, connection: Connection) -> None:
         """Waits for a worker's notice, or for its end."""
         try:
-            while True:
-                connection.recv()
+            while (said := connection.recv()) == _TOLD:
                 self._on_notice()
+            self._on_lost(ClusterError(f"worker {rank} cannot go on: {said}"))
         except (EOFError, OSError):
             if not self._told.is_set():
                 self._on_lost(_lost(rank))
 
 
 class OtherWorker:
-    """Another worker's end."""
+    """Another worker's end.
+
+    Attributes:
+      told_to_end: whether this worker was.
+    """
 
     def __init__(self, rank: int, *, wait_secs: float) -> None:
         """Connects to the first worker; the process ends if that takes longer than `wait_secs`."""
+        self.told_to_end = False
         with deadline(wait_secs, "worker 0 of TF_CONFIG"):
             found = context.context().get_config_key_value(_KEY, int(wait_secs * 1000))
             host, port, key = json.loads(found)
@@ -145,8 +151,14 @@ class OtherWorker:
 
     def notify(self) -> None:
         """Tells the first worker that this one was told to end."""
+        self.told_to_end = True
         with suppress(OSError):
-            self._from["notices"].send("told to end")
+            self._from["notices"].send(_TOLD)
+
+    def fail(self, why: str) -> None:
+        """Tells the first worker that this one cannot go on."""
+        with suppress(OSError):
+            self._from["notices"].send(why)
 
     def serve(
         self,

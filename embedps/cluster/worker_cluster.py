@@ -19,6 +19,7 @@ from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.worker_channel import Leader, OtherWorker
+from embedps.cluster.worker_gathering import gather
 from embedps.console.shutdown import deadline
 from embedps.engine.steps.interface import UnitFunction
 from embedps.engine.steps.step_workers import StepWorkers
@@ -65,6 +66,7 @@ class WorkerCluster(EmbeddedCluster):
             )
         kernels.load()  # before the library is loaded for its address alone
         listen_at(addresses[rank])
+        gather(addresses, rank, wait_secs=wait_secs)
         with deadline(wait_secs, "the workers of TF_CONFIG to connect"):
             strategy = tf.distribute.MultiWorkerMirroredStrategy()
         check_listening(addresses[rank])

@@ -9,16 +9,18 @@ from typing import NoReturn
 
 import tensorflow as tf
 
+from embedps.cluster.worker_channel import OtherWorker
 from embedps.cluster.worker_cluster import WorkerCluster
 from embedps.console.lines import say
 from embedps.console.shutdown import end_process
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
-from embedps.errors import ServerLostError
+from embedps.errors import EmbedpsError, ServerLostError
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.run.config import TrainConfig
 from embedps.tables.worker_tables import WorkerTables
+from embedps.training.recovery import restart
 from embedps.training.training_setup import set_up
 
 
@@ -50,23 +52,31 @@ def join(
         except tf.errors.OpError as error:
             raise explain(error) from error
 
+    def end(was_told: bool) -> None:
+        if was_told:
+            say("embedps: the run has ended")
+            os._exit(0)
+        _go_on("worker 0 is lost", other_worker)
+
     rank = cluster.step_workers.rank
     say(f"embedps: worker {rank} of {cluster.step_workers.size} trains in step")
     try:
-        other_worker.serve(run, tables.answer, on_end=_end)
+        other_worker.serve(run, tables.answer, on_end=end)
     except ServerLostError as error:
-        end_process(_again(str(error)), error.exit_code)
+        _go_on(str(error), other_worker)
+    except EmbedpsError as error:
+        other_worker.fail(str(error))
+        raise
     threading.Event().wait()  # until `_end`
     raise AssertionError
 
 
-def _end(was_told: bool) -> None:
-    """Ends the process once the first worker is gone."""
-    if was_told:
-        say("embedps: the run has ended")
-        os._exit(0)
-    end_process(_again("worker 0 is lost"), ServerLostError.exit_code)
-
-
-def _again(what: str) -> str:
-    return f"{what}: run the same command on all workers to resume from the last checkpoint"
+def _go_on(why: str, other_worker: OtherWorker) -> NoReturn:
+    """Starts again and waits for the others; ends if this worker was told to end."""
+    if other_worker.told_to_end:
+        end_process(
+            f"{why}: run the same command on all workers to resume from the last checkpoint",
+            ServerLostError.exit_code,
+        )
+    say(f"embedps: {why}: waits for all workers, and goes on from the last checkpoint")
+    restart()

@@ -2,8 +2,9 @@
 
 TensorFlow's client cannot go on after the loss of a parameter server: it must be started again.
 With a local cluster, this process replaces itself by the same command, which starts new servers and
-restores the last checkpoint. An environment variable carries the lost progress. On a cluster of
-TF_CONFIG, the process ends with a code that tells an orchestrator to start it again.
+restores the last checkpoint. An environment variable carries the lost progress. The workers of a
+TF_CONFIG without servers do the same, and wait for the lost one. On a cluster of TF_CONFIG with
+servers, the process ends with a code that tells an orchestrator to start it again.
 """
 
 from __future__ import annotations
@@ -91,4 +92,9 @@ class Recovery:
             trainer.close()
         os.dup2(kept, 2)  # for the process to come
         os.environ[_VARIABLE] = json.dumps(dataclasses.asdict(loss))
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        restart()
+
+
+def restart() -> NoReturn:
+    """Replaces this process by the same command."""
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

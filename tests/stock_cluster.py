@@ -51,12 +51,17 @@ class StockCluster:
 
 
 @contextmanager
-def stock_cluster(logs: Path) -> Iterator[StockCluster]:
-    """Starts the processes; a worker that dies is started again."""
+def stock_cluster(logs: Path, *, is_kept: bool = True) -> Iterator[StockCluster]:
+    """Starts the processes. If it is kept, workers that die are started again.
+
+    Where a server dies, what keeps it ends all. Then workers seem lost, and TensorFlow waits for
+    them instead of raising: a program that kills a server needs a cluster that nobody keeps.
+    """
     processes = LocalProcesses(num_ps=2, num_workers=2, log_dir=logs, grace_secs=5)
     try:
         processes.wait_until_serving(120)
-        processes.watch(lambda error: None)
+        if is_kept:
+            processes.watch(lambda error: None)
         yield StockCluster(processes)
     finally:
         processes.close()

@@ -149,7 +149,7 @@ def test_fit_goes_on_when_a_worker_is_killed(cluster: StockCluster, tmp_path: Pa
 
 @pytest.mark.slow
 def test_fit_ends_with_a_server_and_resumes_on_others(tmp_path: Path) -> None:
-    with stock_cluster(tmp_path / "first") as cluster:
+    with stock_cluster(tmp_path / "first", is_kept=False) as cluster:
         lost = found_by(cluster, "fit_without_a_server", tmp_path)
     assert lost["error"].startswith("UnavailableError")
     with stock_cluster(tmp_path / "second") as cluster:
@@ -159,7 +159,7 @@ def test_fit_ends_with_a_server_and_resumes_on_others(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_loop_raises_that_a_server_is_gone(tmp_path: Path) -> None:
-    with stock_cluster(tmp_path) as cluster:
+    with stock_cluster(tmp_path, is_kept=False) as cluster:
         lost = found_by(cluster, "loop_without_a_server", tmp_path)
     assert "UnavailableError" in lost["error"]
 

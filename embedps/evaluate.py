@@ -34,6 +34,7 @@ from embedps.run.summary import (
     read_json,
     write_json,
 )
+from embedps.score_names import EVALUATIONS_NAME
 
 if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
     from embedps.evaluation.evaluator import Evaluation, Evaluator
@@ -176,6 +177,8 @@ def _score(
             final_after=config.resumed_after,
             idle_secs=config.idle_secs,
         )
+        if config.shared:  # this process may have printed none of them
+            say(f"the scores of all processes are in {run.path / EVALUATIONS_NAME}")
         _complete_summary(run.path)
 
 

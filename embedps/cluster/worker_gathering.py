@@ -47,10 +47,10 @@ def gather(addresses: Sequence[str], rank: int, *, wait_secs: float) -> None:
             come = {r: each for r, each in come.items() if not _has_gone(each)}
             if not (missing := [str(r) for r in range(1, len(addresses)) if r not in come]):
                 break
+            wait.check(missing)  # also while strangers come
             try:
                 other, _ = listener.accept()
             except TimeoutError:
-                wait.check(missing)
                 continue
             stack.enter_context(other)
             if (found := _rank_of(other)) is not None and 0 < found < len(addresses):

@@ -125,5 +125,6 @@ def test_processes_share_the_scoring_of_a_run(copied, alone):
     for each in processes:
         out, _ = each.communicate(timeout=120)
         assert each.returncode == 0, out
+        assert "the scores of all processes are in " in out
     (line,) = read_evaluations(model_dir)
     assert {k: line[k] for k in alone.metrics.values} == dict(alone.metrics.values)

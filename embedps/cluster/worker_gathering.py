@@ -17,7 +17,9 @@ from embedps.console.shutdown import end_process
 from embedps.errors import ServerLostError
 
 _GO = b"embedps: go\n"
+_ASK, _READY = b"?", b"!"
 _POLL_SECS = 0.2
+_READY_SECS = 5.0
 _SAY_SECS = 10.0
 _MOST_DIGITS = 9
 
@@ -46,7 +48,10 @@ def gather(addresses: Sequence[str], rank: int, *, wait_secs: float) -> None:
         while True:
             come = {r: each for r, each in come.items() if not _has_gone(each)}
             if not (missing := [str(r) for r in range(1, len(addresses)) if r not in come]):
-                break
+                come = {r: each for r, each in come.items() if _is_ready(each)}
+                if len(come) == len(addresses) - 1:
+                    break
+                continue
             wait.check(missing)  # also while strangers come
             try:
                 other, _ = listener.accept()
@@ -101,6 +106,9 @@ def _is_let_go(first: str, rank: int, wait: _Wait) -> bool:
                 if not more:
                     return False
                 said += more
+                if said == _ASK:
+                    connection.sendall(_READY)
+                    said = b""
             return said == _GO  # what else answers may be TensorFlow, of a run that ends
     except OSError:
         return False
@@ -119,6 +127,19 @@ def _rank_of(other: socket.socket) -> int | None:
         return None
     digits = said.strip()
     return int(digits) if digits.isdigit() else None
+
+
+def _is_ready(other: socket.socket) -> bool:
+    """Asks who came whether it still waits; closes the connection if not."""
+    try:
+        other.settimeout(_READY_SECS)
+        other.sendall(_ASK)
+        if other.recv(1) == _READY:
+            return True
+    except OSError:
+        pass
+    other.close()
+    return False
 
 
 def _has_gone(other: socket.socket) -> bool:

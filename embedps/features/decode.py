@@ -97,6 +97,8 @@ def decode_column(
     if column.role in ("list", "float_list"):
         if not pa.types.is_string(array.type) and not is_list(array.type):
             array = _lists_of_one(column, array)
+        while column.flatten and is_list(array.type) and is_list(array.type.value_type):
+            array = _flatten(array)
         if is_list(array.type) and pa.types.is_nested(array.type.value_type):
             raise wrong_type(column, array.type, "lists of values")
         lists, bad = _decode_list(column, array, missing)
@@ -307,6 +309,18 @@ def _decode_list(
     return lists, bad
 
 
+def _flatten(array: pa.Array) -> pa.Array:
+    """Makes one list of each row's lists."""
+    inner = array.flatten()
+    lengths, inner_lengths = (
+        pc.fill_null(pc.list_value_length(each), 0).to_numpy(zero_copy_only=False)
+        for each in (array, inner)
+    )
+    ends = np.concatenate([[0], np.cumsum(inner_lengths)])
+    offsets = ends[np.concatenate([[0], np.cumsum(lengths)])].astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), inner.flatten())
+
+
 def _empty_for_null(array: pa.Array) -> pa.Array:
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -323,7 +337,10 @@ def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRow
             array = array.cast(pa.float64())
         if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
             raise wrong_type(column, kind, "numbers")
-        return _check_numbers(column, _to_floats(array))
+        values, bad = _check_numbers(column, floats := _to_floats(array))
+        if column.role != "numeric":
+            bad |= _reasons(np.isnan(floats), "must not be missing", None)
+        return values, bad
     if column.role == "timestamp":
         return _decode_typed_times(column, array)
     if column.type == "string":

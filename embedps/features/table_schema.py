@@ -1,6 +1,6 @@
 r"""The declared schema of a table: its file format, its columns and the features made of them.
 
-    format = "csv"            # or "parquet", "orc"
+    format = "csv"            # or "jsonl", "parquet", "orc"
     delimiter = "\t"
     header = false            # true: the first line names the columns; "auto": if it does
     quote = '"'               # fields may be quoted; "": quotes are plain characters
@@ -11,6 +11,7 @@ r"""The declared schema of a table: its file format, its columns and the feature
     as = "numeric"            # label, categorical, list, float_list, weight, timestamp, key, ignore
     type = "integer"
     transform = ["log1p", { clip = [0, 10] }]
+    path = "device.age"       # not of csv: keys to a value in objects, lists of them or maps
 
     [[feature]]               # another feature of a column, or a cross of several
     name = "C1xC2"
@@ -49,7 +50,8 @@ ROLES = (
     "key",
     "ignore",
 )
-FORMATS = ("csv", "parquet", "orc")
+TEXT_FORMATS = ("csv", "jsonl")
+FORMATS = (*TEXT_FORMATS, "parquet", "orc")
 _ID_TYPES = ("hex", "integer", "string")
 _TYPES = {
     "label": ("number",),
@@ -78,7 +80,7 @@ _KINDS = {str: "a text", bool: "true or false"}
 _SETTINGS = {"name": str, "format": str, "delimiter": str, "quote": str}
 _COLUMN_SETTINGS = {
     **dict.fromkeys(("type", "separator", "format", "task"), str),
-    "keep": bool,
+    **dict.fromkeys(("keep", "flatten"), bool),
 }
 _WRITTEN = ("label", "float_list", "weight", "timestamp")
 _SOURCES = ("numeric", "categorical", "list", "timestamp")
@@ -107,6 +109,13 @@ class Column:
     """Of a label of classes: how many integers from 0 there are, or the texts in their order."""
     keep: bool = False
     """Whether the dataset has the values of a key."""
+    path: tuple[str, ...] = ()
+    """The keys of the value: a column, then fields, or keys of a map. Empty: the name is the key.
+
+    Where a list is, each element's value is meant: a list of objects has parallel lists.
+    """
+    flatten: bool = False
+    """Whether the values of a list's lists are one list."""
 
     def __post_init__(self) -> None:
         if (not self.name or self.name.startswith("_")) and self.role != "ignore":
@@ -125,6 +134,8 @@ class Column:
             raise UsageError(f"column {self.name!r}: format belongs to a timestamp of type text")
         if not self.separator:
             raise UsageError(f"column {self.name!r}: separator must not be empty")
+        if self.flatten and self.role not in ("list", "float_list"):
+            raise UsageError(f"column {self.name!r}: flatten belongs to a list or float_list")
         if self.keep and self.role != "key":
             raise UsageError(f"column {self.name!r}: keep belongs to a key")
         self._check_label()
@@ -144,6 +155,11 @@ class Column:
             _check_unique("class", list(self.classes))
         if self.task != "binary" and self.positive_from is not None:
             raise UsageError(f"{where}: positive_from belongs to a label of task binary")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that lead to the value; the first is of the file."""
+        return self.path or (self.name,)
 
     @property
     def num_classes(self) -> int:
@@ -175,6 +191,10 @@ class Column:
             node["classes"] = self.classes if isinstance(self.classes, int) else [*self.classes]
         if self.keep:
             node["keep"] = True
+        if self.path:
+            node["path"] = [*self.path]
+        if self.flatten:
+            node["flatten"] = True
         return node
 
 
@@ -234,6 +254,8 @@ class Table:
         if not isinstance(self.header, bool) and self.header != "auto":
             raise UsageError(f'header must be true, false or "auto", got {shown(self.header)}')
         _check_unique("column", [column.name for column in self.columns])
+        if self.format == "csv" and (paths := [c.name for c in self.columns if c.path]):
+            raise UsageError(f"path belongs to another format than csv, {paths} have one")
         for role in ("weight", "timestamp"):
             found = [column.name for column in self.columns if column.role == role]
             if len(found) > 1:
@@ -414,7 +436,8 @@ def _column(name: str, entry: Mapping[str, Any]) -> Column:
     settings = dict(entry)
     role = settings.pop("as", None)
     unknown = set(settings) - {
-        "type", "separator", "format", "positive_from", "task", "classes", "keep"
+        "type", "separator", "format", "positive_from", "task", "classes", "keep", "path",
+        "flatten",
     }  # fmt: skip
     if unknown:
         raise UsageError(f"column {name!r} has no setting {', '.join(sorted(unknown))}")
@@ -427,9 +450,21 @@ def _column(name: str, entry: Mapping[str, Any]) -> Column:
     if "classes" in settings:
         settings["classes"] = _classes(name, settings["classes"])
         settings.setdefault("task", "classes")
+    if "path" in settings:
+        settings["path"] = _path(name, settings["path"])
     if role in ("categorical", "list", "key") and "type" not in settings:
         raise UsageError(f"column {name!r}: type must be given, one of {_ID_TYPES}")
     return Column(name=name, role=role, type=settings.pop("type", default), **settings)
+
+
+def _path(name: str, node: Any) -> tuple[str, ...]:
+    keys = node.split(".") if isinstance(node, str) else node
+    if not _are_texts(keys) or not keys or not all(keys):
+        raise UsageError(
+            f'column {name!r}: path must be keys with a "." between, or a list of them if a key '
+            f"has one, got {shown(node)}"
+        )
+    return tuple(keys)
 
 
 def _classes(name: str, node: Any) -> int | tuple[str, ...]:

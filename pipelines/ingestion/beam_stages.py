@@ -104,6 +104,12 @@ def _failure(job: IngestJob, files: Sequence[FileRecord]) -> str:
             f"many rows are lost is not known: {shown}: give whole files, or --allow-damaged-files "
             "to use what can be read of them"
         )
+    with_lines = [file.absent for file in files if file.lines > file.lines_bad]
+    if with_lines and (absent := set(with_lines[0]).intersection(*with_lines[1:])):
+        return (
+            f"no line of the input has a value of {', '.join(sorted(absent))}: spell the columns "
+            "as the input does, or leave them out of the schema"
+        )
     if bad > job.max_bad_fraction * lines:
         worst = sorted(files, key=lambda file: -file.lines_bad)[:3]
         shown = ", ".join(f"{f.name}: {f.lines_bad:,} of {f.lines:,}" for f in worst if f.lines_bad)

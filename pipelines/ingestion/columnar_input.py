@@ -17,6 +17,7 @@ from embedps.features.table_schema import Table
 
 from .bad_lines import BadLine
 from .line_parser import drop_rows
+from .nested_columns import at_paths
 from .path_columns import path_columns, with_path_columns
 from .text_encoding import kind_of
 
@@ -50,6 +51,7 @@ def read_rows(
     head = stream.read(_HEAD_BYTES)
     stream.seek(0)
     in_path = path_columns(file_name, (column.name for column in table.read_columns))
+    keys = {column.name: column.keys for column in table.read_columns}
     number, share = 1, 0.0
     batches = (_read_orc if table.format == "orc" else _read_parquet)(stream, table, in_path)
     try:
@@ -68,7 +70,7 @@ def read_rows(
                 empty = pa.RecordBatch.from_pylist([], schema=table.row_schema)
                 yield empty, [BadLine(line=number, reason=reason, raw=b"", ends_file=True)], share
                 return
-            batch = with_path_columns(batch, in_path)
+            batch = at_paths(with_path_columns(batch, in_path), keys)
             rows, reasons = decode_batch(table, batch)
             bad = [
                 BadLine(line=number + row, reason=reasons[row], raw=_to_json(batch, row))
@@ -104,15 +106,19 @@ def _read_orc(stream: BinaryIO, table: Table, in_path: dict[str, str | None]) ->
 
 
 def _names_to_read(table: Table, found: list[str], in_path: dict[str, str | None]) -> list[str]:
-    """Lists the declared columns that the file has.
+    """Lists the columns of the file that the declared ones are in.
 
     Raises:
       DatasetError: the file has one twice, or neither it nor its path has one.
     """
-    declared = [column.name for column in table.read_columns]
+    declared = list(dict.fromkeys(column.keys[0] for column in table.read_columns))
     absent = [name for name in declared if name not in found and name not in in_path]
     if absent:
-        raise DatasetError(f"must have columns {', '.join(absent)}, it has {', '.join(found)}")
+        inner = next((name for name in absent if name.split(".")[0] in found), "")
+        hint = f": declare path = {inner!r} if it is within {inner.split('.')[0]}" if inner else ""
+        raise DatasetError(
+            f"must have columns {', '.join(absent)}, it has {', '.join(found)}{hint}"
+        )
     repeated = [name for name in declared if found.count(name) > 1]
     if repeated:
         raise DatasetError(

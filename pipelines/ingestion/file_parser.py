@@ -8,20 +8,17 @@ from typing import BinaryIO, TextIO
 import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 
+from embedps.features.table_schema import TEXT_FORMATS
+
 from .bad_lines import BadLine
 from .column_statistics import ColumnStatistics
 from .columnar_input import read_rows
 from .file_record import FileRecord
 from .ingest_job import IngestJob
 from .input_files import InputTask, open_input
-from .line_blocks import (
-    BLOCK_BYTES,
-    LineBlockReader,
-    ReadAhead,
-    checksum_of,
-)
-from .line_parser import LineParser
+from .line_blocks import BLOCK_BYTES, ReadAhead, checksum_of
 from .sorted_runs import SortedRunWriter
+from .text_input import open_lines
 
 _MIN_COMPRESSED_BYTES = 9  # of an empty zstd frame; gzip's is longer
 
@@ -36,6 +33,7 @@ class FileParser:
         self._bad = _LineCounter()
         self._damage = ""
         self._undeclared: tuple[str, ...] = ()
+        self._absent: set[str] = set()
 
     def run(self) -> FileRecord:
         """Parses the file.
@@ -52,15 +50,11 @@ class FileParser:
                 raise
             self._damage = "the file vanished after it was listed"
             return self._record(0, checksum_of(_EmptyStream()))
-        is_text = self._job.table.format == "csv"
+        is_text = self._job.table.format in TEXT_FORMATS
         return self._parse_lines(stream) if is_text else self._parse_columns(stream)
 
     def _parse_lines(self, stream: BinaryIO) -> FileRecord:
-        table = self._job.table
-        reader = LineBlockReader(
-            stream, delimiter=table.delimiter, quote=table.quote, name=self._task.name
-        )
-        parser = LineParser(table, self._task.name)
+        reader, parser = open_lines(stream, self._job.table, self._task.name)
         # Starting a thread takes longer than reading a small file.
         blocks = ReadAhead(reader) if self._task.bytes > BLOCK_BYTES else reader
         for block in blocks:
@@ -68,7 +62,7 @@ class FileParser:
             self._add(rows, sorted((*bad, *block.bad), key=_line_number), block.bytes_read)
         # Not closed on an error: closing would wait for the thread that reads ahead.
         stream.close()
-        self._undeclared = parser.undeclared
+        self._undeclared, self._absent = parser.undeclared, parser.absent
         lines = reader.num_records - parser.num_header_lines
         return self._record(reader.num_bytes, reader.checksum, lines)
 
@@ -113,6 +107,7 @@ class FileParser:
             runs=tuple(self._runs.records),
             damage=self._damage,
             undeclared=self._undeclared,
+            absent=tuple(sorted(self._absent)),
             moments=self._statistics.moments,
             num_count_pieces=self._statistics.finish(),
         )

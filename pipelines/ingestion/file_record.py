@@ -25,6 +25,8 @@ class FileRecord:
     """Why an unknown number of rows is lost: the file is cut, damaged or gone."""
     undeclared: tuple[str, ...] = ()
     """The columns of a text file's header that the table does not declare."""
+    absent: tuple[str, ...] = ()
+    """The declared columns that no object of a file of JSON Lines has."""
     moments: Mapping[str, Moments] = field(default_factory=dict)
     num_count_pieces: Mapping[str, int] = field(default_factory=dict)
 

@@ -45,8 +45,8 @@ class LineParser:
         self._finder = RecordFinder(table.delimiter, table.quote) if table.quote else None
         self.num_header_lines = 0
         """Header lines read; they are not rows."""
-        self.parsed: list[tuple[pa.RecordBatch, Sequence[int]]] = []
-        """Of the last block: the texts of what could be split into fields, and their lines."""
+        self.absent: set[str] = set()
+        self._parsed: list[tuple[pa.RecordBatch, Sequence[int]]] = []
         self.undeclared: tuple[str, ...] = ()
         """The columns that the header names and the table does not declare; they are not read."""
 
@@ -59,7 +59,7 @@ class LineParser:
         Raises:
           DatasetError: the file lacks the header that its schema declares.
         """
-        self.parsed = []
+        self._parsed = []
         data, records = block.data, block.records
         if records is None and self._finder is not None and self._quote in data:
             records = self._finder.find(data)
@@ -83,6 +83,10 @@ class LineParser:
                 return self._decode(batch, numbers, lambda: _texts(data, records))
         lines = zip(numbers, _texts(data, records), strict=True)
         return self._parse_lines(list(lines), {} if records is None else records.reasons)
+
+    def texts(self, names: Sequence[str]) -> list[tuple[pa.RecordBatch, Sequence[int]]]:
+        """Returns columns of what the last block could be split into, and the lines."""
+        return [(batch.select(names), numbers) for batch, numbers in self._parsed]
 
     def _has_quotes(self, data: bytes) -> bool:
         return bool(self._quote) and self._quote in data
@@ -244,7 +248,7 @@ class LineParser:
         texts: Callable[[], Sequence[bytes]],
     ) -> tuple[pa.RecordBatch, list[BadLine]]:
         """Decodes texts; `texts` gives the records, which only bad ones need."""
-        self.parsed.append((batch, numbers))
+        self._parsed.append((batch, numbers))
         rows, reasons = decode_batch(self._table, batch, has_nulls_for_missing=True)
         if not reasons:
             return rows, []

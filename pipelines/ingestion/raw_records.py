@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from embedps.data.arrow_errors import UNREADABLE
 from embedps.errors import DatasetError, UsageError
 from embedps.features.decode import decode_batch
-from embedps.features.table_schema import Column, Table
+from embedps.features.table_schema import TEXT_FORMATS, Column, Table
 from embedps.features.transforms import Transforms, compute_feature
 
-from .line_blocks import LineBlockReader
+from .json_lines import JsonLineParser
 from .line_parser import LineParser, drop_rows
+from .nested_columns import at_paths
 from .path_columns import path_columns, with_path_columns
+from .text_input import open_lines
 
 _MAGICS = {b"PAR1": "parquet", b"ORC": "orc"}
 
@@ -49,10 +51,10 @@ class _ReadTable(Table):
 
 
 def file_format(path: Path) -> str:
-    """Tells by its first bytes what a file is: "parquet", "orc", or "csv" if it is neither."""
+    """Tells by its first bytes what a file is: "parquet", "orc", or "text" if it is neither."""
     with open(path, "rb") as file:
         start = file.read(4)
-    return next((kind for magic, kind in _MAGICS.items() if start.startswith(magic)), "csv")
+    return next((kind for magic, kind in _MAGICS.items() if start.startswith(magic)), "text")
 
 
 class RawReader:
@@ -89,9 +91,9 @@ class RawReader:
           DatasetError: the file is damaged, or a column has a type that the schema does not have.
         """
         kind = file_format(path)
-        if kind == "csv" and self._table.format != "csv":
+        if kind == "text" and self._table.format not in TEXT_FORMATS:
             raise UsageError(f"{path} must be a Parquet or ORC file, as the dataset was made of")
-        parts = self._of_lines(path) if kind == "csv" else self._of_columns(path, kind)
+        parts = self._of_lines(path) if kind == "text" else self._of_columns(path, kind)
         for part in parts:
             starts = np.concatenate([[0], np.cumsum(part.readable)])
             size = max(1, len(part.readable))
@@ -110,12 +112,8 @@ class RawReader:
                 names = ", ".join(column.name for column in self._table.columns)
                 raise UsageError(f"--keep {name}: the schema has no such column, it has {names}")
         with open(path, "rb") as stream:
-            parser = LineParser(self._table, str(path))
+            reader, parser = open_lines(stream, self._table, str(path))
             is_empty = True
-            table = self._table
-            reader = LineBlockReader(
-                stream, delimiter=table.delimiter, quote=table.quote, name=str(path)
-            )
             for block in reader:
                 rows, bad = parser.parse(block)
                 for line in (*bad, *block.bad):
@@ -128,11 +126,15 @@ class RawReader:
             yield self._of_block(parser, self._table.row_schema.empty_table(), {})
 
     def _of_block(
-        self, parser: LineParser, rows: pa.RecordBatch | pa.Table, reasons: dict[int, str]
+        self,
+        parser: LineParser | JsonLineParser,
+        rows: pa.RecordBatch | pa.Table,
+        reasons: dict[int, str],
     ) -> RawRecords:
         """Puts the rows of a block and its bad lines in order."""
+        parsed = parser.texts(self._keep)
         numbers = np.concatenate(
-            [np.zeros(0, np.int64), *(np.asarray(each, np.int64) for _, each in parser.parsed)]
+            [np.zeros(0, np.int64), *(np.asarray(each, np.int64) for _, each in parsed)]
         )
         lines = np.union1d(numbers, np.fromiter(reasons, np.int64, len(reasons)))
         places = pa.array(
@@ -141,7 +143,7 @@ class RawReader:
         )
         schema = pa.schema([pa.field(name, pa.string()) for name in self._keep])
         texts = pa.Table.from_batches(
-            [batch.select(self._keep).cast(schema) for batch, _ in parser.parsed], schema=schema
+            [batch.cast(schema) for batch, _ in parsed], schema=schema
         ).combine_chunks()
         kept = {name: texts[name].combine_chunks().take(places) for name in self._keep}
         return RawRecords(
@@ -155,13 +157,16 @@ class RawReader:
         first = 1
         try:
             for batch in self._batches(path, kind):
-                rows, reasons = decode_batch(self._table, batch.select(self._wanted))
+                rows, reasons = decode_batch(self._table, at_paths(batch, self._keys(self._needed)))
+                kept = at_paths(batch, self._keys(self._keep))
                 readable = np.ones(batch.num_rows, np.bool_)
                 readable[list(reasons)] = False
                 yield RawRecords(
                     features=self._made(drop_rows(rows, reasons) if reasons else rows),
                     readable=readable,
-                    kept=_batch({n: batch.column(n) for n in self._keep}, batch.num_rows),
+                    kept=_batch(
+                        dict(zip(kept.schema.names, kept.columns, strict=True)), batch.num_rows
+                    ),
                     reasons={first + row: reason for row, reason in reasons.items()},
                 )
                 first += batch.num_rows
@@ -169,12 +174,14 @@ class RawReader:
             message = " ".join(str(error).split())
             raise DatasetError(f"{path} cannot be read: {message}") from error
 
-    @property
-    def _wanted(self) -> list[str]:
-        return [c.name for c in self._table.columns if c.name in self._needed]
+    def _keys(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Returns where a columnar file has the columns; those that are not declared, by name."""
+        declared = {c.name: c.keys for c in self._table.columns if c.name in names}
+        return declared | {name: (name,) for name in names if name not in declared}
 
     def _batches(self, path: Path, kind: str) -> Iterator[pa.RecordBatch]:
-        names = list(dict.fromkeys([*self._wanted, *self._keep]))
+        columns = self._keys([*self._needed, *self._keep]).values()
+        names = list(dict.fromkeys(keys[0] for keys in columns))
         in_path = path_columns(str(path), names)
         for batch in self._file_batches(path, kind, names, set(in_path)):
             yield with_path_columns(batch, in_path)
@@ -211,7 +218,7 @@ def _as_needed(column: Column, needed: set[str], kept: set[str]) -> Column:
     if column.name in needed:
         return column
     role = ("key", "string") if column.name in kept else ("ignore", "string")
-    return Column(name=column.name, role=role[0], type=role[1])
+    return Column(name=column.name, role=role[0], type=role[1], path=column.path)
 
 
 def _batch(columns: dict[str, pa.Array], num_rows: int) -> pa.RecordBatch:

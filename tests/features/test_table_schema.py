@@ -58,7 +58,7 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
     ("text", "message"),
     [
         ("nope = 1\n" + BASE, "a schema has no nope"),
-        ('format = "avro"\n' + BASE, "format must be one of ('csv', 'parquet', 'orc'), got 'avro'"),
+        ('format = "avro"\n' + BASE, "format must be one of ('csv', 'jsonl', 'parquet', 'orc'), got 'avro'"),
         ('delimiter = ",,"\n' + BASE, "delimiter must be one ASCII character"),
         ('quote = "x"\n' + BASE, "quote must be empty"),
         ('header = "maybe"\n' + BASE, "header must be true, false"),

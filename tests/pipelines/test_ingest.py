@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -126,6 +127,11 @@ def test_dataset_json_tells_the_columns(tmp_path: Path):
         assert (tmp_path / f"out/_transforms/{step}.arrow").is_file()
 
 
+def as_json(table: pa.Table) -> list[bytes]:
+    """A table's rows as JSON objects."""
+    return [json.dumps(row, default=str).encode() for row in table.to_pylist()]
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A dataset of 250 records, and a.csv with them beside its directory."""
@@ -133,12 +139,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return make(load(folder), write_csv(folder / "a.csv", make_records(250)), folder / "set")
 
 
-@pytest.mark.parametrize("name", ["a.csv.gz", "a.csv.zst", "a.parquet", "typed.parquet"])
+@pytest.mark.parametrize(
+    "name",
+    ["a.csv.gz", "a.csv.zst", "a.jsonl.gz", "typed.jsonl", "a.parquet", "typed.parquet"],
+)
 def test_any_packing_and_parquet_give_the_same_rows(tmp_path: Path, plain: Dataset, name: str):
     records = make_records(250)
     table = load(tmp_path)
-    if name.endswith(".parquet"):
-        table = load(tmp_path, 'format = "parquet"' + SHOP)
+    if not name.startswith("a.csv"):
+        table = load(tmp_path, f'format = "{name.split(".")[1]}"' + SHOP)
         batch = as_texts(records)
         columns = {name: batch.column(name) for name in NAMES}
         if name.startswith("typed"):
@@ -150,7 +159,10 @@ def test_any_packing_and_parquet_give_the_same_rows(tmp_path: Path, plain: Datas
             columns["user"] = pa.array([int(r["user"], 16) for r in records], pa.int32())
             lists = [r["tags"].split("|") if r["tags"] else None for r in records]
             columns["tags"] = pa.array(lists, pa.large_list(pa.string()))
-        pq.write_table(pa.table(columns), tmp_path / name, row_group_size=64)
+        if "jsonl" in name:
+            write_log(tmp_path / name, as_json(pa.table(columns)))
+        else:
+            pq.write_table(pa.table(columns), tmp_path / name, row_group_size=64)
     else:
         write_log(tmp_path / name, (plain.directory.parent / "a.csv").read_bytes().splitlines())
     other = make(table, tmp_path / name, tmp_path / "other")
@@ -159,6 +171,18 @@ def test_any_packing_and_parquet_give_the_same_rows(tmp_path: Path, plain: Datas
         assert read_split(other, split).equals(read_split(plain, split)) or as_rows(
             read_split(other, split)
         ) == as_rows(read_split(plain, split))
+
+
+def test_a_column_that_no_object_of_the_input_has_is_named(tmp_path: Path):
+    table = load(tmp_path, 'format = "jsonl"' + SHOP)
+    columns = pa.Table.from_batches([as_texts(make_records(20))])
+    write_log(tmp_path / "a.jsonl", as_json(columns.drop_columns(["price", "shop"])))
+    write_log(tmp_path / "b.jsonl", as_json(columns.drop_columns(["price", "age"])))
+    with pytest.raises(DatasetError, match="no line of the input has a value of price: spell"):
+        make(table, tmp_path / "*.jsonl", tmp_path / "out")
+    write_log(tmp_path / "c.jsonl", as_json(columns))
+    dataset = make(table, tmp_path / "*.jsonl", tmp_path / "out")
+    assert sum(split.rows for split in dataset.splits.values()) == 60
 
 
 def test_rows_are_sorted_by_time_across_shards_and_files(tmp_path: Path):
@@ -287,13 +311,15 @@ def as_text(table: pa.Table) -> str:
     return "\n".join([",".join(table.column_names), *lines]) + "\n"
 
 
-@pytest.mark.parametrize("form", ["parquet", "orc", "csv"])
+@pytest.mark.parametrize("form", ["parquet", "orc", "csv", "jsonl"])
 def test_every_kind_of_column_is_written_and_served(tmp_path: Path, form: str):
     table, path = every_kind(), tmp_path / f"log.{form}"
     if form == "parquet":
         pq.write_table(table, path)
     elif form == "orc":
         pyarrow.orc.write_table(table, path)
+    elif form == "jsonl":
+        write_log(path, as_json(table))
     else:
         path.write_text(as_text(table))
     schema = load(tmp_path, f'format = "{form}"\n{EVERY_KIND}')
@@ -339,8 +365,8 @@ def test_every_kind_of_column_is_written_and_served(tmp_path: Path, form: str):
 def test_what_no_label_can_be_is_set_aside(tmp_path: Path):
     good = every_kind()
     wrong: list[tuple[str, object, str]] = [
-        ("rating", float("nan"), "rating must be a finite number of 32 bits"),
-        ("rating", None, "rating must be a finite number of 32 bits"),
+        ("rating", float("nan"), "rating must not be missing"),
+        ("rating", None, "rating must not be missing"),
         ("genre", "opera", "genre must be one of the 3 classes, got 'opera'"),
         ("genre", None, "genre must not be missing"),
         ("level", 5, "level must be a class from 0 to 4, got 5"),

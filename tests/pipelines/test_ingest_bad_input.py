@@ -70,7 +70,7 @@ def test_bad_rows_of_parquet_are_set_aside_by_number(tmp_path: Path):
     reasons = {record["line"]: record["reason"] for record in bad_lines(dataset)}
     assert reasons == {
         3: "y must be 0 or 1, got 0.5",
-        4: "y must be 0 or 1, got nan",
+        4: "y must not be missing",
         5: "x must be a finite number, got inf",
         6: "c must be at most 18446744073709551613, as the two above mean missing and rare, "
         "got 18446744073709551615",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,10 +22,17 @@ COLUMNS = [
     {"name": "user", "as": "categorical", "type": "integer"},
     {"name": "city", "as": "categorical", "type": "string"},
 ]
-WRITE = {"parquet": pq.write_table, "orc": orc.write_table, "csv": csv.write_csv}
+WRITE = {
+    "parquet": pq.write_table,
+    "orc": orc.write_table,
+    "csv": csv.write_csv,
+    "jsonl": lambda data, path: path.write_text(
+        "".join(json.dumps(row) + "\n" for row in data.to_pylist())
+    ),
+}
 
 
-@pytest.mark.parametrize("kind", ["parquet", "orc", "csv"])
+@pytest.mark.parametrize("kind", WRITE)
 def test_a_file_and_its_path_are_read_in_batches(tmp_path: Path, kind: str):
     path = tmp_path / "city=a%20b" / "part-0"
     path.parent.mkdir()

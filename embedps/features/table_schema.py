@@ -1,7 +1,8 @@
 r"""The declared schema of a table: its file format, its columns and the features made of them.
 
     format = "csv"            # or "jsonl", "parquet", "orc"
-    delimiter = "\t"
+    delimiter = "\t"          # one character, or several such as "::"
+    encoding = "utf-8"        # of text files: as Python names it, such as "latin-1"
     header = false            # true: the first line names the columns; "auto": if it does
     quote = '"'               # fields may be quoted; "": quotes are plain characters
     missing = [""]            # texts that mean a missing value
@@ -23,6 +24,7 @@ The fitted form of the same table is `_transforms.json` (embedps/features/transf
 
 from __future__ import annotations
 
+import codecs
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -77,7 +79,7 @@ _ROW_TYPES = {
 }
 LIST_TYPE = _ROW_TYPES["list"]
 _KINDS = {str: "a text", bool: "true or false"}
-_SETTINGS = {"name": str, "format": str, "delimiter": str, "quote": str}
+_SETTINGS = dict.fromkeys(("name", "format", "delimiter", "quote", "encoding"), str)
 _COLUMN_SETTINGS = {
     **dict.fromkeys(("type", "separator", "format", "task"), str),
     **dict.fromkeys(("keep", "flatten"), bool),
@@ -240,17 +242,34 @@ class Table:
     delimiter: str = ","
     header: bool | str = True
     quote: str = '"'
+    encoding: str = "utf-8"
     missing: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise UsageError(f"format must be one of {FORMATS}, got {self.format!r}")
-        if len(self.delimiter) != 1 or self.delimiter in "\r\n" or not self.delimiter.isascii():
-            raise UsageError(f"delimiter must be one ASCII character, got {self.delimiter!r}")
+        if not self.delimiter.isascii() or not self.delimiter or {*self.delimiter} & {*"\r\n"}:
+            raise UsageError(
+                f"delimiter must be ASCII characters but no line break, got {self.delimiter!r}"
+            )
         if self.quote not in ("", '"', "'"):
             raise UsageError(f"quote must be empty, \" or ', got {self.quote!r}")
+        if self.quote and len(self.delimiter) > 1:
+            raise UsageError(
+                f'quote must be "" with a delimiter of several characters, {self.delimiter!r}'
+            )
         if self.quote == self.delimiter:
             raise UsageError(f"quote and delimiter must differ, both are {self.quote!r}")
+        try:
+            codecs.getincrementaldecoder(self.encoding)
+            b"text".decode(self.encoding)
+        except UnicodeDecodeError:
+            pass  # it is known, and these bytes are none of its texts
+        except (LookupError, ValueError):
+            raise UsageError(
+                "encoding must be one that Python knows of texts, such as latin-1, got "
+                f"{self.encoding!r}"
+            ) from None
         if not isinstance(self.header, bool) and self.header != "auto":
             raise UsageError(f'header must be true, false or "auto", got {shown(self.header)}')
         _check_unique("column", [column.name for column in self.columns])
@@ -328,6 +347,7 @@ class Table:
             "delimiter": self.delimiter,
             "header": self.header,
             "quote": self.quote,
+            **({"encoding": self.encoding} if self.encoding != "utf-8" else {}),
             "missing": list(self.missing),
             "column": [column.to_json() for column in self.columns],
             "feature": [feature.to_json() for feature in self.features],
@@ -395,7 +415,7 @@ class Table:
         if not _are_texts(missing):
             raise UsageError(f"missing must be a list of texts, got {shown(missing)}")
         settings["missing"] = tuple(missing)
-        unknown = set(settings) - {"name", "format", "delimiter", "header", "quote", "missing"}
+        unknown = set(settings) - {*_SETTINGS, "header", "missing"}
         if unknown:
             raise UsageError(f"a schema has no {', '.join(sorted(unknown))}")
         return cls(columns=tuple(columns), features=tuple(features), **settings)

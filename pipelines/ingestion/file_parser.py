@@ -15,12 +15,12 @@ from .column_statistics import ColumnStatistics
 from .columnar_input import read_rows
 from .file_record import FileRecord
 from .ingest_job import IngestJob
-from .input_files import InputTask, open_input
+from .input_files import PACKINGS, InputTask, open_input
 from .line_blocks import BLOCK_BYTES, ReadAhead, checksum_of
 from .sorted_runs import SortedRunWriter
 from .text_input import open_lines
 
-_MIN_COMPRESSED_BYTES = 9  # of an empty zstd frame; gzip's is longer
+_MIN_COMPRESSED_BYTES = 9  # of an empty zstd frame; others are longer
 
 
 class FileParser:
@@ -91,9 +91,9 @@ class FileParser:
 
     def _record(self, num_bytes: int, checksum: str, lines: int = 0) -> FileRecord:
         self._runs.flush()
-        is_compressed = self._task.path.endswith((".gz", ".zst"))
+        is_compressed = self._task.path.endswith(PACKINGS)
         if num_bytes < _MIN_COMPRESSED_BYTES and is_compressed and not self._damage:
-            self._damage = f"the file must be gzip or zstd, it has {num_bytes} bytes"
+            self._damage = f"the file must be packed as it is named, it has {num_bytes} bytes"
         if not lines:
             fault = BadLine(line=0, reason=self._damage or "the file has no rows", raw=b"")
             self._bad_out.write(fault.to_json(self._task.name) + "\n")

@@ -16,7 +16,7 @@ from embedps.errors import UsageError
 
 _WILDCARDS = "*?["
 _HIDDEN = (".", "_")
-_PACKINGS = (".gz", ".zst")
+PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 _DELTA_LOG = "_delta_log"
 
 
@@ -176,7 +176,7 @@ def _check_one_kind(flag: str, folder: str, paths: Sequence[str]) -> None:
 def _ending(path: str) -> str:
     """Returns what a file's name ends with, such as .tsv of a.tsv.gz; "" without letters."""
     name = os.path.basename(path)
-    for packing in _PACKINGS:
+    for packing in PACKINGS:
         name = name.removesuffix(packing)
     ending = os.path.splitext(name)[1]
     return ending if ending[1:].isalpha() else ""

@@ -1,17 +1,24 @@
-"""Reads a gzip, zstd or plain log as blocks of whole records, in bounded memory."""
+"""Reads a gzip, bzip2, xz, zstd or plain log as blocks of whole records, in bounded memory."""
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import contextlib
+import lzma
 import queue
+import re
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import xxhash
 import zstandard
+
+from embedps.errors import DatasetError
 
 from .bad_lines import BadLine
 from .quoted_records import RecordFinder, Records
@@ -25,6 +32,9 @@ _STOP_SECS = 1.0
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_BZIP2_MAGIC = re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")
+_XZ_MAGIC = b"\xfd7zXZ\0"
+_XZ_BYTES = 256 << 20  # what a file may ask for; `xz -9` asks for 65 MiB
 _ZSTD_READ_BYTES = 4 << 10
 """Bytes given to the decompressor at once; its output is at most a few hundred times as long."""
 
@@ -73,6 +83,7 @@ class LineBlockReader:
         block_bytes: int | None = None,
         delimiter: str = ",",
         quote: str = "",
+        encoding: str = "utf-8",
         name: str = "the input",
     ) -> None:
         """Takes the stream, the characters of its fields, no `quote` if lines are records.
@@ -80,6 +91,7 @@ class LineBlockReader:
         `name` tells errors of an encoding that is not read (`text_encoding`).
         """
         self._stream, self._name, self._quote = stream, name, quote.encode()
+        self._encoding = encoding
         self._finder = RecordFinder(delimiter, quote) if quote else None
         self._block_bytes = block_bytes or BLOCK_BYTES
         self._digest = xxhash.xxh3_64()
@@ -98,7 +110,7 @@ class LineBlockReader:
         parts: list[bytes] = []
         size = 0
         long_line_parts = 0
-        for piece in without_mark(self._pieces(), self._name):
+        for piece in without_mark(self._utf8_pieces(), self._name):
             bad: list[BadLine] = []
             if long_line_parts:
                 piece, long_line_parts = self._skip_long_line(piece, long_line_parts, bad)
@@ -179,16 +191,58 @@ class LineBlockReader:
         self.num_records += 1
         return tail, 0
 
+    def _utf8_pieces(self) -> Iterator[bytes]:
+        if self._encoding == "utf-8":
+            yield from self._pieces()
+            return
+        decoder = codecs.getincrementaldecoder(self._encoding)()
+        try:
+            for piece in self._pieces():
+                yield decoder.decode(piece).encode()
+            if self._fault is None:
+                yield decoder.decode(b"", final=True).encode()
+        except UnicodeError as error:
+            raise DatasetError(
+                f"{self._name}: must be {self._encoding}, as the schema declares: {error}"
+            ) from None
+
     def _pieces(self) -> Iterator[bytes]:
         raw = self._read()
         if raw.startswith(_GZIP_MAGIC):
             yield from self._inflated(raw)
         elif raw.startswith(_ZSTD_MAGIC):
             yield from self._from_zstd(raw)
+        elif _BZIP2_MAGIC.match(raw):
+            yield from self._unpacked(raw, "bzip2", bz2.BZ2Decompressor)
+        elif raw.startswith(_XZ_MAGIC):
+            limited = partial(lzma.LZMADecompressor, memlimit=_XZ_BYTES)
+            yield from self._unpacked(raw, "xz", limited)
         else:
             while raw:
                 yield raw
                 raw = self._read()
+
+    def _unpacked(self, raw: bytes, kind: str, make: Callable[[], Any]) -> Iterator[bytes]:
+        stream = make()
+        while True:
+            if stream.eof:
+                # A file may consist of several streams; xz pads them with zeros.
+                raw = stream.unused_data.lstrip(b"\0")
+                while not raw and (more := self._read()):
+                    raw = more.lstrip(b"\0")
+                if not raw:
+                    return
+                stream = make()
+            elif stream.needs_input and not raw and not (raw := self._read()):
+                self._fault = f"the {kind} stream ends early: the file is cut off here"
+                return
+            try:
+                yield stream.decompress(raw, _INFLATED_BYTES)
+            except (OSError, EOFError, lzma.LZMAError) as error:
+                self._fault = f"the {kind} stream is damaged here: {error}"
+                self._read_to_end()
+                return
+            raw = b""
 
     def _from_zstd(self, raw: bytes) -> Iterator[bytes]:
         frames = zstandard.ZstdDecompressor()

@@ -29,6 +29,7 @@ _Batch = tuple[list[_NumberedLine], pa.RecordBatch]
 
 _BATCH_LINES = 256
 _SHOWN_NAMES = 20
+_SEPARATOR = b"\x1f"
 python_csv.field_size_limit(MAX_LINE_BYTES)
 
 
@@ -42,6 +43,8 @@ class LineParser:
         self._names = [column.name for column in table.columns]
         self._wanted = [column.name for column in table.read_columns]
         self._quote = table.quote.encode()
+        # Arrow takes one character: that which ASCII has to separate fields stands for several.
+        self._several = table.delimiter.encode() if len(table.delimiter) > 1 else b""
         self._finder = RecordFinder(table.delimiter, table.quote) if table.quote else None
         self.num_header_lines = 0
         """Header lines read; they are not rows."""
@@ -205,6 +208,8 @@ class LineParser:
             return reason or (RETURN_REASON if b"\r" in line else str(error))
         if len(fields) != len(self._names):
             return reason or f"must have {len(self._names)} fields, got {len(fields)}"
+        if self._several and _SEPARATOR in line:
+            return reason or f"must not have the character {_SEPARATOR!r} beside such a delimiter"
         if b"\r" in (self._finder.without_quoted(line) if self._finder is not None else line):
             return reason or RETURN_REASON
         read = (f for name, f in zip(self._names, fields, strict=True) if name in self._wanted)
@@ -217,12 +222,16 @@ class LineParser:
         if num_rows == 0 or (b"\r" in data and not has_quotes):
             return None
         names = [name for name in self._wanted if name not in self._in_path]
+        if self._several:
+            if _SEPARATOR in data:
+                return None
+            data = data.replace(self._several, _SEPARATOR)
         try:
             table = csv.read_csv(
                 pa.BufferReader(data),
                 read_options=csv.ReadOptions(column_names=self._names, block_size=len(data) + 1),
                 parse_options=csv.ParseOptions(
-                    delimiter=self._table.delimiter,
+                    delimiter=_SEPARATOR.decode() if self._several else self._table.delimiter,
                     quote_char=self._table.quote if has_quotes else False,
                     newlines_in_values=has_quotes,
                     ignore_empty_lines=False,

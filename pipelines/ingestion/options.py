@@ -19,11 +19,12 @@ from .splits import SplitRule
 _HELP = {
     "criteo": """\
 Reads Criteo click logs (Kaggle or Terabyte: a label, 13 integers and 26 hexadecimal ids, separated
-by tabs; gzip, zstd or plain) and writes a dataset. This is `pipelines.ingest --schema criteo`:
+by tabs; plain or packed) and writes a dataset. This is `pipelines.ingest --schema criteo`:
 integers become log(1 + max(x, 0)) in float32 (missing: NaN), ids become int64 (missing: -1).
 """,
     "ingest": """\
-Reads tables of a declared schema (CSV or TSV, gzip, zstd or plain; Parquet) and writes a dataset.
+Reads tables of a declared schema and writes a dataset: CSV, TSV or JSON Lines, plain or packed by
+gzip, bzip2, xz or zstd; Parquet; ORC.
 """,
 }
 _HELP_OUTPUT = """

@@ -9,8 +9,8 @@ from embedps.errors import DatasetError
 
 _HEAD_BYTES = 512
 _MARK = b"\xef\xbb\xbf"
-_CONVERT = "convert it to UTF-8, such as by iconv -f {} -t UTF-8"
-_UNPACK = "unpack it, or pack it by gzip or zstd"
+_CONVERT = 'declare encoding = "{}"'
+_UNPACK = "unpack it, or pack it by gzip, bzip2, xz or zstd"
 _TABLE = 'declare format = "{}"'
 _EXPORT = "export it as CSV or Parquet"
 _SIGNS = (
@@ -18,8 +18,6 @@ _SIGNS = (
     (b"\0\0\xfe\xff", "UTF-32 text", _CONVERT.format("UTF-32")),
     (b"\xff\xfe", "UTF-16 text", _CONVERT.format("UTF-16")),
     (b"\xfe\xff", "UTF-16 text", _CONVERT.format("UTF-16")),
-    (b"BZh", "packed by bzip2", _UNPACK),
-    (b"\xfd7zXZ\0", "packed by xz", _UNPACK),
     (b"]\0\0\x80\0", "packed by lzma", _UNPACK),
     (b"PK\x03\x04", "a zip archive or an Excel file", "unpack it, or " + _EXPORT),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
@@ -27,6 +25,8 @@ _SIGNS = (
     (b"\xff\x06\0\0sNaPpY", "packed by snappy", _UNPACK),
     (b"\x1f\x8b", "packed by gzip twice", "unpack it once"),
     (b"\x28\xb5\x2f\xfd", "packed by zstd within another packing", "unpack it once"),
+    (b"BZh", "packed by bzip2 within another packing", "unpack it once"),
+    (b"\xfd7zXZ\0", "packed by xz within another packing", "unpack it once"),
     (b"\x1f\x9d", "packed by compress", _UNPACK),
     (b"PAR1", "a Parquet file", _TABLE.format("parquet")),
     (b"ORC", "an ORC file", _TABLE.format("orc")),
@@ -64,8 +64,8 @@ def _check(head: bytes, name: str) -> None:
     found = None if _is_text(head) else _sign(head)
     if found is not None:
         raise DatasetError(
-            f"{name}: must be UTF-8 text, plain or packed by gzip or zstd, but it is {found[0]}: "
-            f"{found[1]}"
+            f"{name}: must be text, plain or packed by gzip, bzip2, xz or zstd, but it is "
+            f"{found[0]}: {found[1]}"
         )
     if head.count(b"\r") > 1 and b"\n" not in head:
         raise DatasetError(

@@ -14,6 +14,13 @@ def open_lines(
 ) -> tuple[LineBlockReader, LineParser | JsonLineParser]:
     """Opens a stream of `table.format`; `name` is the file's path from a column's folder on."""
     if table.format == "jsonl":
-        return LineBlockReader(stream, name=name), JsonLineParser(table, name)
-    reader = LineBlockReader(stream, delimiter=table.delimiter, quote=table.quote, name=name)
+        reader = LineBlockReader(stream, encoding=table.encoding, name=name)
+        return reader, JsonLineParser(table, name)
+    reader = LineBlockReader(
+        stream,
+        delimiter=table.delimiter,
+        quote=table.quote,
+        encoding=table.encoding,
+        name=name,
+    )
     return reader, LineParser(table, name)

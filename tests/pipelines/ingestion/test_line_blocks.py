@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import xxhash
 from hypothesis import given, settings
@@ -190,3 +193,46 @@ def test_read_ahead_is_left_at_once_while_its_thread_waits_for_input(
     (thread,) = [t for t in threading.enumerate() if t.name == "read-ahead"]
     arrived.set()
     thread.join()
+
+
+PACK = {"bzip2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_streams_of_bzip2_and_xz_are_read_through_in_bounded_parts(kind: str):
+    lines = [str(i).encode() for i in range(3)] + [b"0" * 100] * 200_000
+    data = b"".join(line + b"\n" for line in lines)
+    packed = PACK[kind](data[:6]) + PACK[kind](data[6:]) + bytes(8 if kind == "xz" else 0)
+    reader = LineBlockReader(io.BytesIO(packed))
+    blocks = list(reader)
+    assert b"".join(block.data for block in blocks) == data
+    assert max(len(block.data) for block in blocks) < 20 << 20 > len(data) / 2
+    assert (reader.num_bytes, reader.checksum) == (
+        len(packed),
+        xxhash.xxh3_64_hexdigest(packed),
+    )
+
+
+@pytest.mark.parametrize("kind", PACK)
+@pytest.mark.parametrize("fault", ["ends early", "is damaged here"])
+def test_cut_or_damaged_bzip2_and_xz_say_so(kind: str, fault: str):
+    rng = np.random.default_rng(0)
+    lines = [rng.bytes(40).hex().encode() for _ in range(60_000)]
+    packed = bytearray(PACK[kind](b"".join(line + b"\n" for line in lines)))
+    if fault == "ends early":
+        del packed[-len(packed) // 4 :]
+    else:
+        packed[-len(packed) // 4] ^= 0xFF
+    blocks = list(LineBlockReader(io.BytesIO(bytes(packed))))
+    found = b"".join(block.data for block in blocks).splitlines()
+    assert found == lines[: len(found)]
+    (bad,) = (bad for block in blocks for bad in block.bad)
+    assert f"the {kind} stream {fault}" in bad.reason
+    assert bad.ends_file
+
+
+def test_xz_may_not_ask_for_more_memory_than_its_tool_needs():
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}]
+    packed = lzma.compress(b"a\n", filters=filters)
+    (block,) = LineBlockReader(io.BytesIO(packed))
+    assert "Memory usage limit exceeded" in block.bad[0].reason

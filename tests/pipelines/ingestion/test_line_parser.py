@@ -270,3 +270,19 @@ def test_bytes_that_are_not_utf8_are_bad_only_where_they_are_read(other: bytes):
     assert rows.column("user").to_pylist() == [7, 8][: rows.num_rows]
     assert [item.line for item in bad] == ([4] if other == b"1,8,x" else [3, 4])
     assert bad[-1].reason == "must be UTF-8: invalid start byte at byte 2"
+
+
+@pytest.mark.parametrize("header", [b"clicked::user::note\n", b""], ids=["header", "no header"])
+def test_a_delimiter_may_have_several_characters(header: bytes):
+    columns = SHOP.to_json()["column"]
+    table = Table.parse({"delimiter": "::", "quote": "", "header": bool(header), "column": columns})
+    lines = [b"1::7::a:b", b"0:: ::x", b"1::8", b'0::9::"', b"1::5::a\x1fb", b"0::6::\xff"]
+    data = header + b"".join(line + b"\n" for line in lines)
+    block = LineBlock(first_line=1, num_lines=data.count(b"\n"), data=data)
+    rows, bad = LineParser(table).parse(block)
+    assert rows["user"].to_pylist() == [7, 9, 6]
+    assert [line.reason for line in bad] == [
+        "user must be an integer or empty, got ' '",
+        "must have 3 fields, got 2",
+        "must not have the character b'\\x1f' beside such a delimiter",
+    ]

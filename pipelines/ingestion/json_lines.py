@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -49,7 +49,9 @@ class JsonLineParser:
         self._keys = {column.name: column.keys for column in self._columns}
         self._declared = {column.keys[0] for column in table.columns}
         is_flat = len(self._keys) > 1 and all(len(keys) == 1 for keys in self._keys.values())
-        self._all_of = itemgetter(*(k for k, *_ in self._keys.values())) if is_flat else None
+        self._all_of: Callable[[Any], tuple[Any, ...]] | None = (
+            itemgetter(*(first for first, *_ in self._keys.values())) if is_flat else None
+        )
         self._in_path = path_columns(file_name, (column.name for column in self._columns))
         self._others: dict[str, None] = {}
         self.absent: set[str] = self._keys.keys() - self._in_path.keys()
@@ -79,7 +81,7 @@ class JsonLineParser:
             numbers.append(number)
             lines.append(line)
         by_column = zip(*found, strict=True) if found else [()] * len(self._columns)
-        columns = dict(zip(self._keys, by_column, strict=True))
+        columns: dict[str, Sequence[Any]] = dict(zip(self._keys, by_column, strict=True))
         reasons: dict[int, str] = {}
         arrays = []
         for column in self._columns:
@@ -237,7 +239,7 @@ def _array(kind: Any, values: Sequence[Any]) -> pa.Array:
 
 
 def _blank(column: Column, num_rows: int) -> pa.Array:
-    value = [] if pa.types.is_list(column.row_type) else 0
+    value: Any = [] if pa.types.is_list(column.row_type) else 0
     return pa.array([value] * num_rows, column.row_type)
 
 

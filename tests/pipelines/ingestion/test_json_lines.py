@@ -93,7 +93,7 @@ def test_a_line_that_is_no_row_is_set_aside_with_its_reason(wanted: tuple[bytes,
 
 
 def test_a_path_leads_into_objects_and_lists_of_them():
-    columns = [
+    columns: list[dict[str, Any]] = [
         {"name": "user", "as": "categorical", "type": "integer", "path": "user.id"},
         {"name": "item", "as": "list", "type": "integer", "path": "seen.item"},
         {"name": "secs", "as": "float_list", "path": "seen.secs"},

@@ -7,7 +7,7 @@ import gzip
 import io
 import lzma
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -195,7 +195,7 @@ def test_read_ahead_is_left_at_once_while_its_thread_waits_for_input(
     thread.join()
 
 
-PACK = {"bzip2": bz2.compress, "xz": lzma.compress}
+PACK: dict[str, Callable[[bytes], bytes]] = {"bzip2": bz2.compress, "xz": lzma.compress}
 
 
 @pytest.mark.parametrize("kind", PACK)

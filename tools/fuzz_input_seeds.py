@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 from collections.abc import Iterator
 
 import numpy as np
@@ -166,16 +168,24 @@ def _transforms() -> bytes:
 
 
 def _logs() -> Iterator[tuple[str, bytes]]:
+    typed = {"bought": 1, "price": 0.5, "site": 2**63, "pages": ["x"], "rates": [[1, "2"]]}
+    objects = "".join(json.dumps(each) + "\n" for each in (_ROW, typed, {"user": {"a": 1}}))
     for i, (quote, delimiter) in enumerate(LINES):
         rows = [list(_ROW), *[list(_ROW.values())] * 2]
         text = "".join(delimiter.join(quote + x + quote for x in row) + "\n" for row in rows)
-        yield f"log_{i}.csv", bytes([i]) + text.encode()
+        if not delimiter:
+            text = objects
+        ending = "csv" if delimiter else "jsonl"
+        yield f"log_{i}.{ending}", bytes([i]) + text.encode()
         if quote:
             broken = text.replace("x|y", f"x{quote}{quote}\r\ny") + text.replace("30", f"3{quote}0")
             yield f"quotes_{i}.csv", bytes([i]) + broken.encode()
         if i == 0:
             yield "log.csv.gz", bytes([i]) + gzip.compress(text.encode(), mtime=0)
             yield "log.csv.zst", bytes([i]) + zstandard.compress(text.encode())
+        if not delimiter:
+            yield "log.jsonl.bz2", bytes([i]) + bz2.compress(text.encode())
+            yield "log.jsonl.xz", bytes([i]) + lzma.compress(text.encode())
 
 
 def _tables() -> Iterator[tuple[str, bytes]]:

@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,9 @@ from embedps.errors import EmbedpsError
 from embedps.features import transforms
 from embedps.features.table_schema import Table
 from embedps.features.transforms import Transforms
-from embedps.pipelines.ingestion.line_blocks import LineBlockReader
+from embedps.pipelines.ingestion.bad_lines import BadLine
+from embedps.pipelines.ingestion.json_lines import JsonLineParser
+from embedps.pipelines.ingestion.line_blocks import LineBlock, LineBlockReader
 from embedps.pipelines.ingestion.line_parser import LineParser
 from embedps.pipelines.ingestion.quoted_records import Records
 from embedps.pipelines.ingestion.raw_records import RawReader
@@ -76,8 +79,8 @@ name = "hour"
 from = "time"
 transform = ["hour"]
 """
-LINES = (("", ","), ('"', ","), ("'", "\t"))
-"""Quotes and delimiters of the logs; the first byte of an input chooses."""
+LINES = (("", ","), ('"', ","), ("'", "\t"), ("", "::"), ("", ""))
+"""Quotes and delimiters of the logs, none of JSON; the first byte of an input chooses."""
 
 SHARD = "train/shard.parquet"
 """The path of a dataset's only shard."""
@@ -135,16 +138,19 @@ def kept_ids(data: bytes) -> None:
 
 
 def lines(data: bytes) -> None:
-    """Reads a log of text, packed or not; the first byte chooses its quotes."""
+    """Reads a log of text or JSON, packed or not; the first byte chooses its quotes."""
     quote, delimiter = LINES[data[0] % len(LINES) if data else 0]
     table, reader = _text_reader(quote, delimiter)
     data = data[1:]
-    parser, num_rows = LineParser(table, "log"), 0
+    parser = (LineParser if delimiter else JsonLineParser)(table, "log")
+    num_rows = 0
     blocks = LineBlockReader(
         io.BytesIO(data), block_bytes=256, delimiter=delimiter, quote=quote, name="log"
     )
     for block in blocks:
         rows, bad = parser.parse(block)
+        if not delimiter:
+            _check_objects(table, block, rows, bad)
         num_rows += rows.num_rows + len([*bad, *block.bad])
         if block.records is not None:
             _check_records(block.data, block.records, ord(quote), ord(delimiter))
@@ -153,6 +159,21 @@ def lines(data: bytes) -> None:
     with in_memory(data) as path:
         for _ in reader.read(path):
             pass
+
+
+def _check_objects(
+    table: Table, block: LineBlock, rows: pa.RecordBatch, bad: Sequence[BadLine]
+) -> None:
+    """Compares a block of JSON with its lines, each parsed alone."""
+    found = []
+    for at, line in enumerate(block.data.split(b"\n")[:-1]):
+        alone = LineBlock(first_line=block.first_line + at, num_lines=1, data=line + b"\n")
+        found.append(JsonLineParser(table, "log").parse(alone))
+    if [line for _, each in found for line in each] != list(bad):
+        raise AssertionError("lines that are bad alone must be bad for the same reason")
+    parts = pa.Table.from_batches([each for each, _ in found], schema=table.row_schema)
+    if repr(parts.to_pylist()) != repr(rows.to_pylist()):
+        raise AssertionError("lines must give the same rows alone")
 
 
 def _check_records(data: bytes, records: Records, quote: int, delimiter: int) -> None:
@@ -186,7 +207,8 @@ def _breaks_outside(record: bytes, quote: int, delimiter: int) -> bool:
 
 @functools.cache
 def _text_reader(quote: str, delimiter: str) -> tuple[Table, RawReader]:
-    table = dataclasses.replace(Table.parse(tomllib.loads(TABLE)), quote=quote, delimiter=delimiter)
+    settings = {"quote": quote, "delimiter": delimiter} if delimiter else {"format": "jsonl"}
+    table = dataclasses.replace(Table.parse(tomllib.loads(TABLE)), **settings)
     return table, _reader(table)
 
 

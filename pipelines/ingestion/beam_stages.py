@@ -106,9 +106,10 @@ def _failure(job: IngestJob, files: Sequence[FileRecord]) -> str:
         )
     with_lines = [file.absent for file in files if file.lines > file.lines_bad]
     if with_lines and (absent := set(with_lines[0]).intersection(*with_lines[1:])):
+        keys = (".".join(job.table.column(name).keys) for name in sorted(absent))
         return (
-            f"no line of the input has a value of {', '.join(sorted(absent))}: spell the columns "
-            "as the input does, or leave them out of the schema"
+            f"no line of the input has {', '.join(keys)}: spell the columns as the input does, or "
+            "leave them out of the schema"
         )
     if bad > job.max_bad_fraction * lines:
         worst = sorted(files, key=lambda file: -file.lines_bad)[:3]

@@ -105,8 +105,10 @@ class JsonLineParser:
         try:
             found = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            what = f"must be a JSON object: {error}" if line.strip() else "must not be empty"
-            raise ValueError(what) from None
+            if not line.strip():
+                raise ValueError("must not be empty") from None
+            what = f"{error.msg} at character {error.pos + 1}"
+            raise ValueError(f"must be a JSON object: {what}") from None
         if type(found) is not dict:
             raise ValueError(f"must be a JSON object, got {_shown(found)}")
         if is_named and len(self._others) < _MOST_NAMES and found.keys() - self._declared:

@@ -55,7 +55,7 @@ class JsonLineParser:
         self._in_path = path_columns(file_name, (column.name for column in self._columns))
         self._others: dict[str, None] = {}
         self.absent: set[str] = self._keys.keys() - self._in_path.keys()
-        self._parsed: tuple[dict[str, Sequence[Any]], list[int]] = {}, []
+        self._parsed: tuple[dict[str, Sequence[Any]], list[int]] = dict.fromkeys(self._keys, ()), []
 
     @property
     def undeclared(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from embedps.errors import UsageError
 from embedps.evaluate import EvaluateConfig
 from embedps.export import ExportConfig
 from embedps.pipelines.describe import DescribeConfig
+from embedps.pipelines.infer import InferConfig
 from embedps.pipelines.ingestion.interactions import Options as InteractionsOptions
 from embedps.pipelines.ingestion.options import Options as IngestOptions
 from embedps.pipelines.synthetic.click_log import Options as GenerateOptions
@@ -21,6 +22,7 @@ from embedps.serving.server.serve_config import ServeConfig
 
 NEEDED: dict[type, dict[str, Any]] = {
     DescribeConfig: {"directory": "d"},
+    InferConfig: {"input": "a.csv"},
     DiffConfig: {"directory": "d", "before": 1, "after": 2},
     EvaluateConfig: {"model_dir": "m"},
     EvictConfig: {"directory": "d", "table": "t", "before_step": 1},

@@ -47,6 +47,7 @@ _COMMANDS = (
     "embedps.pipelines.ingest",
     "embedps.pipelines.interactions",
     "embedps.pipelines.describe",
+    "embedps.pipelines.infer",
 )
 
 

@@ -24,22 +24,23 @@ def at_paths(batch: pa.RecordBatch, keys: Mapping[str, Sequence[str]]) -> pa.Rec
     arrays = []
     for name, each in found.items():
         try:
-            arrays.append(_at(batch.column(each[0]), each[1:]))
+            arrays.append(at_keys(batch.column(each[0]), each[1:]))
         except DatasetError as error:
             path = ".".join(each)
             raise DatasetError(f"column {name!r}: path {path!r} {error}") from None
     return pa.record_batch(arrays, names=list(found))
 
 
-def _at(array: pa.Array, keys: Sequence[str]) -> pa.Array:
+def at_keys(array: pa.Array, keys: Sequence[str]) -> pa.Array:
+    """Finds the values that keys lead to, as `at_paths` does."""
     if not keys or pa.types.is_null(array.type):
         return array
     if isinstance(array, pa.ExtensionArray):
-        return _at(array.storage, keys)
+        return at_keys(array.storage, keys)
     kind = array.type
     if pa.types.is_struct(kind):
         if kind.get_all_field_indices(keys[0]) == [kind.get_field_index(keys[0])]:
-            return _at(pc.struct_field(array, keys[0]), keys[1:])
+            return at_keys(pc.struct_field(array, keys[0]), keys[1:])
         names = ", ".join(kind.field(i).name for i in range(kind.num_fields))
         raise DatasetError(f"must name one field, {keys[0]!r} is absent or twice in {names}")
     if pa.types.is_map(kind):
@@ -47,9 +48,9 @@ def _at(array: pa.Array, keys: Sequence[str]) -> pa.Array:
             key = pa.scalar(keys[0]).cast(kind.key_type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise DatasetError(f"must have a key of {kind.key_type}, got {keys[0]!r}") from None
-        return _at(pc.map_lookup(array, key, "first"), keys[1:])
+        return at_keys(pc.map_lookup(array, key, "first"), keys[1:])
     if is_list(kind):
-        inner = _at(array.flatten(), keys)
+        inner = at_keys(array.flatten(), keys)
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(offsets), inner)

@@ -15,7 +15,7 @@ from embedps.pipelines import describe, generate, ingest
 from embedps.pipelines.ingestion.options import parse_options
 from tests.commands import run
 
-COMMANDS = ("criteo", "ingest", "generate", "interactions", "describe")
+COMMANDS = ("criteo", "infer", "ingest", "generate", "interactions", "describe")
 
 
 def test_help_imports_neither_tensorflow_nor_beam_nor_a_second_copy_of_the_package():

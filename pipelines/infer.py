@@ -1,0 +1,80 @@
+"""`python -m pipelines.infer FILE`: proposes the schema of a file, for a person to edit."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from embedps.config_fields import check, option
+from embedps.console import flags
+from embedps.console.command_line import run
+from embedps.console.lines import say
+from embedps.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InferConfig:
+    """Proposes the schema of a file of CSV, JSON Lines, Parquet or ORC from its first rows.
+
+    The schema is TOML with a comment for each column: what it holds, why it is declared so, and
+    what looks wrong. Check it, then ingest the files: `--schema FILE`.
+    """
+
+    input: str = option(
+        dataclasses.MISSING, "a file, or a pattern of which the first is read", metavar="FILE",
+        positional=True,
+    )  # fmt: skip
+    output: Path | None = option(None, "write the schema here instead of printing it")
+    rows: int = option(100_000, "rows to read, of the file's first 8 MiB if it is text", least=2)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def infer(config: InferConfig) -> str:
+    """Proposes a schema, and says how many of the rows it reads.
+
+    Returns:
+      its TOML.
+
+    Raises:
+      UsageError: there is no such file, or the output exists.
+      DatasetError: the file is of no format that ingestion reads.
+    """
+    from embedps.features.table_schema import Table
+    from embedps.pipelines.ingestion.input_files import find_inputs
+    from embedps.pipelines.ingestion.sample_columns import read_sample
+    from embedps.pipelines.ingestion.schema_proposal import propose
+
+    if config.output is not None and config.output.exists():
+        raise UsageError(f"--output {config.output} exists: remove it, or give another")
+    path = find_inputs([config.input])[0].path
+    text = propose(read_sample(path, config.rows))
+    say(f"proposed from {path}", file=sys.stderr)
+    try:
+        Table.parse({"name": "proposed"} | tomllib.loads(text))
+    except UsageError as error:
+        say(f"it is to be completed: {error}", file=sys.stderr)
+    return text
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    prog = "python -m embedps.pipelines.infer"
+    config = flags.read(InferConfig, argv, prog, inspect.cleandoc(InferConfig.__doc__ or ""))
+    logging.basicConfig(level=logging.CRITICAL)  # Beam warns of clouds that are not used
+    text = infer(config)
+    if config.output is None:
+        print(text, end="")
+    else:
+        config.output.write_text(text, encoding="utf-8")
+        say(f"wrote {config.output}")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))

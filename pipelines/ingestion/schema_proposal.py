@@ -1,0 +1,310 @@
+"""Proposes the schema of a file from its first rows: TOML with comments, for a person to edit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedps.features.arrow_kinds import is_list, reduce_kind
+
+from .sample_columns import Sample
+
+_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N", "-", "?")
+_LABELS = {"label", "labels", "target", "y", "click", "clicks", "clicked", "like", "liked"}
+_LABELS |= {"buy", "bought", "purchase", "purchased", "conversion", "converted", "rating", "stars"}
+_IDS = {"id", "ids", "user", "item", "ad", "campaign", "sku", "session", "device", "ip", "code"}
+_IDS |= {"cookie", "zip", "site", "app", "product", "movie", "track", "category", "cat", "shop"}
+_TIMES = {"time", "timestamp", "ts", "date", "datetime", "hour", "day", "at", "when"}
+_TIME_FORMATS = (
+    (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?", "iso"),
+    (r"\d{4}/\d\d/\d\d", "%Y/%m/%d"),
+    (r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d", "%Y/%m/%d %H:%M:%S"),
+    (r"20[0-3]\d[01]\d[0-3]\d", "%Y%m%d"),
+    (r"[0-3]\d[01]\d[0-3]\d[0-2]\d", "%y%m%d%H"),
+)
+_SEPARATORS = ("|", ";", ",", " ")
+_SECONDS = (631_152_000, 4_102_444_800)  # from 1990 to 2100
+_FEW = 20  # distinct whole numbers: more like kinds than like amounts
+_SHOWN = 30
+
+
+@dataclass(kw_only=True)
+class _Column:
+    """A column of the sample: what it holds, and what it is declared as."""
+
+    keys: tuple[str, ...]
+    name: str
+    values: pa.Array
+    num_rows: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> set[str]:
+        text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", ".".join(self.keys))
+        return {*re.split(r"[^a-z0-9]+", text.lower())}
+
+
+def propose(sample: Sample) -> str:
+    """Writes a schema of a sample's columns; the comments say why, and what looks wrong."""
+    texts = [a for a in sample.columns.values() if pa.types.is_string(a.type)]
+    missing = [each for each in _MISSING[1:] if any(_has(array, each) for array in texts)]
+    columns = _columns(sample, ("", *missing))
+    for column in columns:
+        _declare(column)
+    _choose_label(columns)
+    _keep_one_time(columns)
+    written = {column.settings["as"] for column in columns}
+    lines = [f"# Proposed from {sample.num_rows:,} rows: check each column, then give --schema."]
+    if "label" not in written:
+        lines.append('# No label was found: declare one of the columns as = "label".')
+    if written <= {"label", "ignore", "timestamp"}:
+        lines.append("# No feature was found: declare columns as numeric, categorical or list.")
+    if sample.settings.get("header") is False:
+        lines.append("# The file has no header: name its columns, in their order.")
+    users = [column.name for column in columns if column.words & {"user", "visitor", "cookie"}]
+    if users:
+        lines.append(f"# To hold out whole users, ingest with --split-key {users[0]}.")
+    lines += [f"# {_line(text)}" for text in sample.skipped]
+    lines += [f"{key} = {_toml(value)}" for key, value in sample.settings.items()]
+    if missing:
+        lines.append(f"missing = {_toml(['', *missing])}")
+    for column in columns:
+        lines += ["", *(f"# {_line(note)}" for note in column.notes), "[[column]]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in column.settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(sample: Sample, missing: Sequence[str]) -> list[_Column]:
+    columns: list[_Column] = []
+    for keys, array in sample.columns.items():
+        values, _ = reduce_kind(array)
+        if pa.types.is_string(values.type):
+            is_missing = pc.is_in(values, value_set=pa.array(missing, pa.string()))
+            values = values.filter(pc.invert(is_missing))
+        values = values.drop_null()
+        name, number = "_".join(keys), 2
+        if sample.settings["format"] != "csv":
+            name = name.strip("_") or "column"
+        while any(column.name == name for column in columns):
+            name, number = f"{name}_{number}", number + 1
+        columns.append(_Column(keys=keys, name=name, values=values, num_rows=sample.num_rows))
+    return columns
+
+
+def _declare(column: _Column) -> None:
+    column.settings["name"] = column.name
+    if column.keys != (column.name,):
+        has_dot = any("." in key for key in column.keys)
+        column.settings["path"] = [*column.keys] if has_dot else ".".join(column.keys)
+    values = column.values
+    absent = 1 - len(values) / column.num_rows
+    lists = is_list(values.type)
+    if not column.name or column.name.startswith("_"):
+        _ignore(column, "a feature's name must not be empty or begin with _: rename it in the file")
+    elif not len(values):
+        _ignore(column, "it has no value in these rows")
+    elif lists:
+        _declare_list(column)
+    else:
+        _declare_values(column, values)
+    shown = (
+        [_text(each)[:_SHOWN] for each in pc.unique(values).to_pylist()[:3]] if not lists else []
+    )
+    distinct = "" if lists else f"{pc.count_distinct(values).as_py():,} distinct, "
+    examples = f", such as {', '.join(json.dumps(each) for each in shown)}" if shown else ""
+    column.notes.insert(0, f"{column.name}: {distinct}{absent:.1%} missing{examples}")
+    if absent > 0.5 and len(values):
+        column.notes.append("more than half of the values are missing")
+
+
+def _declare_list(column: _Column) -> None:
+    inner, depth = column.values, 0
+    while is_list(inner.type):
+        inner, depth = inner.flatten(), depth + 1
+    inner, _ = reduce_kind(inner.drop_null())
+    if pa.types.is_floating(inner.type):
+        column.settings |= {"as": "float_list"}
+    else:
+        column.settings |= {"as": "list", "type": _id_type(inner)}
+    if depth > 1:
+        column.settings["flatten"] = True
+
+
+def _declare_values(column: _Column, values: pa.Array) -> None:
+    kind = values.type
+    distinct = pc.count_distinct(values).as_py()
+    if pa.types.is_nested(kind):
+        _ignore(column, f"no declaration reads values of {kind}")
+    elif distinct == 1 and column.num_rows > 1:
+        _ignore(column, "it has one value, which tells a model nothing")
+    elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        column.settings["as"] = "timestamp"
+    elif pa.types.is_time(kind) or pa.types.is_duration(kind) or pa.types.is_interval(kind):
+        _ignore(column, f"no declaration reads values of {kind}")
+    elif (time := _time(column, values)) is not None:
+        column.settings |= {"as": "timestamp", **time}
+    elif _is_numeric(values):
+        _declare_numbers(column, values, distinct)
+    elif distinct == len(values) > 100 and column.words & {"id", "uuid", "guid", "key"}:
+        _ignore(column, "each row has its own value, as the id of a row has")
+    elif (separator := _separator(values)) is not None:
+        element = pc.list_flatten(pc.split_pattern(values, separator))
+        column.settings |= {"as": "list", "type": _id_type(element), "separator": separator}
+    else:
+        column.settings |= {"as": "categorical", "type": _id_type(values)}
+
+
+def _declare_numbers(column: _Column, values: pa.Array, distinct: int) -> None:
+    numbers = values.cast(pa.float64())
+    whole = pc.all(pc.equal(numbers, pc.trunc(numbers))).as_py()
+    low, high = pc.min_max(numbers).as_py().values()
+    if whole and column.words & _IDS:
+        if distinct == len(values) > 100 and column.words & {"id", "uuid"}:
+            column.notes.append('each row has its own value: as = "ignore", if it is a row\'s id')
+        column.settings |= {"as": "categorical", "type": "integer"}
+        if low < 0:
+            column.notes.append("the ids -1 and -2 mean missing and rare")
+    elif whole and 2 < distinct <= _FEW and len(values) >= _FEW * distinct:
+        column.settings |= {"as": "categorical", "type": "integer"}
+        column.notes.append(f'{distinct} whole numbers: as = "numeric", if they are amounts')
+    else:
+        column.settings["as"] = "numeric"
+        if whole and low >= 0 and high > 100:
+            column.settings["transform"] = ["log1p", "standardize"]
+        else:
+            column.settings["transform"] = ["standardize"]
+        if whole and distinct > _FEW and _SECONDS[0] <= low and high <= 1000 * _SECONDS[1]:
+            column.notes.append('as = "timestamp", if these are seconds (or milliseconds)')
+        elif whole and distinct > _FEW:
+            column.notes.append('as = "categorical", type = "integer", if these are ids')
+
+
+def _choose_label(columns: Sequence[_Column]) -> None:
+    """Declares the column that is named as labels are; else the only one of 0 and 1."""
+    named = [c for c in columns if c.words & _LABELS and _may_be_label(c)]
+    binary = [c for c in columns if _is_binary(c)]
+    chosen = min(named, key=lambda c: not _is_binary(c), default=None)
+    if chosen is None and len(binary) == 1:
+        (chosen,) = binary
+    if chosen is None:
+        for column in binary:
+            column.notes.append('its values are 0 and 1: as = "label", if it is what is predicted')
+        return
+    kept = {key: chosen.settings[key] for key in ("name", "path") if key in chosen.settings}
+    chosen.settings = kept | {"as": "label"}
+    if not _is_binary(chosen):
+        high = pc.max(chosen.values.cast(pa.float64())).as_py()
+        positive = round(0.8 * high, 2)
+        chosen.settings["positive_from"] = int(positive) if positive == int(positive) else positive
+        chosen.notes.append('a click from this number on; task = "number" predicts the number')
+    for column in binary:
+        if column is not chosen:
+            column.notes.append('its values are 0 and 1: known before the label, or as = "ignore"?')
+
+
+def _keep_one_time(columns: Sequence[_Column]) -> None:
+    times = [column for column in columns if column.settings["as"] == "timestamp"]
+    for column in times[1:]:
+        _ignore(column, f"a table has one timestamp, here {times[0].name}")
+
+
+def _ignore(column: _Column, why: str) -> None:
+    column.settings = {"name": column.name, "as": "ignore"}
+    column.notes.append(f"not read: {why}")
+
+
+def _may_be_label(column: _Column) -> bool:
+    return not is_list(column.values.type) and len(column.values) > 0 and _is_numeric(column.values)
+
+
+def _is_binary(column: _Column) -> bool:
+    if not _may_be_label(column):
+        return False
+    values = pc.unique(column.values.cast(pa.float64())).to_pylist()
+    return sorted(values) == [0, 1]
+
+
+def _is_numeric(values: pa.Array) -> bool:
+    if not pa.types.is_string(values.type):
+        kind = values.type
+        return bool(
+            pa.types.is_integer(kind)
+            or pa.types.is_floating(kind)
+            or pa.types.is_decimal(kind)
+            or pa.types.is_boolean(kind)
+        )
+    return _all_match(values, r"[-+]?(\d{1,15}|\d*\.\d+|\d+\.\d*)([eE][-+]?\d{1,2})?")
+
+
+def _time(column: _Column, values: pa.Array) -> dict[str, Any] | None:
+    """Returns the settings of a timestamp; None if the values are no times."""
+    if pa.types.is_string(values.type) and not _is_numeric(values):
+        found = next((f for p, f in _TIME_FORMATS if _all_match(values, p)), None)
+        return None if found is None else {"format": found}
+    if not column.words & _TIMES or not _is_numeric(values) or pa.types.is_boolean(values.type):
+        return None
+    low, high = pc.min_max(values.cast(pa.float64())).as_py().values()
+    if _SECONDS[0] <= low and high <= _SECONDS[1]:
+        return {"type": "seconds"}
+    if 1000 * _SECONDS[0] <= low and high <= 1000 * _SECONDS[1]:
+        return {"type": "milliseconds"}
+    texts = values.cast(pa.string())
+    found = next((f for p, f in _TIME_FORMATS if _all_match(texts, p)), None)
+    return None if found is None or not pa.types.is_string(values.type) else {"format": found}
+
+
+def _separator(values: pa.Array) -> str | None:
+    """Finds what separates the elements of texts that are lists; None if they are none."""
+    if _all_match(values, r"\s*\[.*\]\s*"):
+        return ","
+    for each in _SEPARATORS[:3]:
+        share = pc.mean(pc.match_substring(values, each).cast(pa.float64())).as_py()
+        elements = pc.list_flatten(pc.split_pattern(values, each))
+        # Elements come again; sentences do not.
+        if share > 0.3 and pc.count_distinct(elements).as_py() < 0.5 * len(elements):
+            return each
+    return None
+
+
+def _id_type(values: pa.Array) -> str:
+    values, _ = reduce_kind(values)
+    if not pa.types.is_string(values.type):
+        return "integer"
+    if _all_match(values, r"-?\d{1,18}"):
+        return "integer"
+    return "hex" if _all_match(values, r"[0-9a-fA-F]{8}|[0-9a-fA-F]{16}") else "string"
+
+
+def _all_match(values: pa.Array, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(pc.unique(values), f"^({pattern})$")).as_py())
+
+
+def _has(array: pa.Array, text: str) -> bool:
+    return bool(pc.any(pc.equal(array, text)).as_py())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _line(text: str) -> str:
+    """Keeps a text of a file on one line of a comment, without characters that steer a terminal."""
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return "".join(
+            c if c.isprintable() else f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else f"\\u{ord(c):04x}"
+            for c in json.dumps(value, ensure_ascii=False)
+        )
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)

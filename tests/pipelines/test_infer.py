@@ -1,0 +1,191 @@
+"""A schema is proposed from a file's first rows, and reads the file."""
+
+from __future__ import annotations
+
+import bz2
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+
+from embedps.errors import DatasetError, UsageError
+from embedps.features.table_schema import Table
+from embedps.pipelines.infer import InferConfig, infer, main
+from embedps.pipelines.ingestion.sample_columns import read_sample
+from embedps.pipelines.ingestion.schema_proposal import propose
+from tests.pipelines.shop import make
+
+
+def proposed(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The schema's text, and its columns by name."""
+    text = propose(read_sample(str(path), 100_000))
+    columns = {each.pop("name"): each for each in tomllib.loads(text)["column"]}
+    return text, columns
+
+
+def ingested(path: Path, text: str, folder: Path) -> int:
+    """The rows that the proposed schema reads; none is bad."""
+    (folder / "schema.toml").write_text(text)
+    dataset = make(Table.load(str(folder / "schema.toml")), path, folder / "set")
+    assert dataset.input.lines_bad == 0
+    return dataset.input.lines_read
+
+
+def clicks(num_rows: int = 400) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "request_id": f"{i:032x}",
+            "clicked": int(rng.integers(2)),
+            "user": {"id": int(rng.integers(50)), "plan": ["free", "paid"][i % 2]},
+            "seen": [{"item": int(x), "secs": x / 3} for x in rng.integers(9, size=i % 4)],
+            "price": None if i % 9 == 0 else round(float(rng.uniform(1, 90)), 2),
+            "visits": int(rng.integers(1000)),
+            "slot": int(rng.integers(5)),
+            "at": 1_700_000_000 + i,
+            "country": "x",
+            "tags": ["a", "b", "c"][: i % 3],
+        }
+        for i in range(num_rows)
+    ]
+
+
+WANTED = {
+    "request_id": {"as": "ignore"},
+    "clicked": {"as": "label"},
+    "user_id": {"path": "user.id", "as": "categorical", "type": "integer"},
+    "user_plan": {"path": "user.plan", "as": "categorical", "type": "string"},
+    "seen_item": {"path": "seen.item", "as": "list", "type": "integer"},
+    "seen_secs": {"path": "seen.secs", "as": "float_list"},
+    "price": {"as": "numeric", "transform": ["standardize"]},
+    "visits": {"as": "numeric", "transform": ["log1p", "standardize"]},
+    "slot": {"as": "categorical", "type": "integer"},
+    "at": {"as": "timestamp", "type": "seconds"},
+    "country": {"as": "ignore"},
+    "tags": {"as": "list", "type": "string"},
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl.bz2", "parquet", "orc"])
+def test_columns_and_values_within_them_are_declared(tmp_path: Path, kind: str):
+    path, rows = tmp_path / f"log.{kind}", clicks()
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif kind == "orc":
+        orc.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_bytes(bz2.compress("".join(json.dumps(r) + "\n" for r in rows).encode()))
+    text, columns = proposed(path)
+    assert columns == WANTED
+    assert "# To hold out whole users, ingest with --split-key user_id." in text
+    assert '5 whole numbers: as = "numeric", if they are amounts' in text
+    assert ingested(path, text, tmp_path) == 400
+
+
+TEXTS = [
+    ("click,user,note\n1,a,x y\n0,b,NA\n", {"delimiter": ",", "header": True}),
+    ("1\t5\t2\n0\t6\t3\n1\t7\t4\n", {"delimiter": "\t", "header": False}),
+    ("y::name\n1::é\n0::ü\n", {"delimiter": "::", "header": True, "quote": ""}),
+    ('y;text\n1;"a;b"\n0;"c\nd"\n', {"delimiter": ";", "header": True}),
+]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[1]["delimiter"]))
+def test_the_form_of_a_text_is_found(
+    tmp_path: Path, text: tuple[str, dict[str, Any]], encoding: str
+):
+    path, (lines, wanted) = tmp_path / "log", text
+    path.write_text(lines, encoding=encoding)
+    found = read_sample(str(path), 100)
+    is_plain = encoding == "utf-8" or (encoding == "latin-1" and lines.isascii())
+    assert found.settings == {
+        "format": "csv", **wanted, **({} if is_plain else {"encoding": encoding})
+    }  # fmt: skip
+    Table.parse({"name": "x"} | tomllib.loads(propose(found)))
+
+
+def test_times_lists_and_missing_values_of_texts_are_found(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    path.write_text("rated,when,tags,age,x\n" + "".join(
+        f"{i % 2},2024-05-0{1 + i % 9} 10:00:00,a|b{i % 3},{'NULL' if i % 5 else i},f\n"
+        for i in range(90)
+    ))  # fmt: skip
+    text, columns = proposed(path)
+    assert columns["when"] == {"as": "timestamp", "format": "iso"}
+    assert columns["tags"] == {"as": "list", "type": "string", "separator": "|"}
+    assert columns["rated"] == {"as": "label"}  # the only one of 0 and 1
+    assert tomllib.loads(text)["missing"] == ["", "NULL"]
+    assert "# more than half of the values are missing" in text
+    assert ingested(path, text, tmp_path) == 90
+
+
+def test_names_that_no_feature_may_have_are_left_out_or_changed(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    path.write_text(",_b,click\n0,3,1\n1,4,0\n")
+    text, columns = proposed(path)
+    assert columns == {"": {"as": "ignore"}, "_b": {"as": "ignore"}, "click": {"as": "label"}}
+    assert "# No feature was found" in text
+    path.write_text('{"_id": 1, "y": 1, "a": {"b": 2}, "a_b": 3}\n' * 2 + '{"_id": 5, "y": 0}\n')
+    _, columns = proposed(path)
+    assert columns["id"] == {"path": "_id", "as": "categorical", "type": "integer"}
+    assert {"a_b", "a_b_2"} < columns.keys()
+
+
+def test_texts_of_a_file_cannot_break_the_schema_or_steer_a_terminal(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    names = ['a\x1b[2J\nas = "label"', 'b"]', "c\\", "\u202e d", "e\U000e0041", "f.g", "h"]
+    records = [{name: f"{name}\r\n# {i}" for name in names} | {"y": i % 2} for i in range(30)]
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    text, columns = proposed(path)
+    assert [*columns] == [*names, "y"]
+    assert not any("path" in column for column in columns.values())
+    assert all(c.isprintable() for line in text.split("\n") for c in line)
+
+
+@pytest.mark.parametrize("name", [
+    "avazu_train.csv.gz", "criteo_kaggle_12768.tsv.gz", "movielens_100k_u.data.gz",
+    "movielens_100k_user.txt",
+])  # fmt: skip
+def test_real_logs_are_read_by_what_is_proposed(samples: Path, tmp_path: Path, name: str):
+    text, columns = proposed(samples / name)
+    labels = [name for name, column in columns.items() if column["as"] == "label"]
+    assert labels == {"avazu_train.csv.gz": ["click"], "criteo_kaggle_12768.tsv.gz": ["c0"]}.get(
+        name, []
+    )
+    assert ingested(samples / name, text, tmp_path) > 900
+
+
+def test_the_command_prints_or_writes_and_keeps_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path, output = tmp_path / "log.csv", tmp_path / "schema.toml"
+    path.write_text("click,user\n1,a\n0,b\n")
+    main([str(path)])
+    printed = capsys.readouterr().out
+    assert Table.parse({"name": "x"} | tomllib.loads(printed)).role("label")
+    main([str(path), "--output", str(output)])
+    assert output.read_text() == printed
+    with pytest.raises(UsageError, match="exists: remove it, or give another"):
+        infer(InferConfig(input=str(path), output=output))
+
+
+@pytest.mark.parametrize("wanted", [
+    (b"", "must have rows to propose a schema of, it has none"),
+    (b"one\ntwo\n", "must have fields with one of ',', '\\t', ';', '|', '::' between"),
+    (b"PAR1nonsense", "the parquet file is damaged: "),
+])  # fmt: skip
+def test_what_has_no_columns_is_named(tmp_path: Path, wanted: tuple[bytes, str]):
+    data, message = wanted
+    path = tmp_path / "log"
+    path.write_bytes(data)
+    with pytest.raises(DatasetError) as caught:
+        infer(InferConfig(input=os.fspath(path)))
+    assert message in str(caught.value)

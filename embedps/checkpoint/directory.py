@@ -4,6 +4,7 @@
     DIR/base-N/<group>/shard-i-of-n.arrow      all rows of that shard
     DIR/delta-N/<group>/shard-i-of-n.arrow     rows changed since the save before, and removals
     DIR/dense-N/dense.arrow                    dense variables and their optimizer
+    DIR/vectors-N/<group>/<name>.arrow         rows with which rows of their ids begin
     DIR/leases/<name>.json                     which manifests are being read, and until when
     DIR/refs/<name>.json                       which manifest a name stands for, and its moves
     DIR/manifests/.lock                        held by a process that commits or removes
@@ -29,7 +30,7 @@ from embedps.storage.object_store import as_path
 
 # Exactly the names that a save writes: another name of the same number would be another file.
 _MANIFEST_NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.json")
-_SAVE_NAME = re.compile(r"(base|delta|dense)-(0|[1-9][0-9]{0,14})")
+_SAVE_NAME = re.compile(r"(base|delta|dense|vectors)-(0|[1-9][0-9]{0,14})")
 
 
 class CheckpointDirectory:
@@ -64,6 +65,10 @@ class CheckpointDirectory:
     def base_dir(self, number: int) -> Path:
         """Returns a base's directory."""
         return self.path / f"base-{number}"
+
+    def vectors_dir(self, number: int) -> Path:
+        """Returns a directory of initial vectors."""
+        return self.path / f"vectors-{number}"
 
     def dense_path(self, number: int) -> Path:
         """Returns the path of a dense file."""

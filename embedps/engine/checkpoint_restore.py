@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense, read_named
-from embedps.checkpoint.format.manifest import Manifest, SaveSet
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
 from embedps.errors import CorruptCheckpointError, DimMismatchError
 from embedps.tables import stored_tables
 from embedps.tables.collection import EmbeddingCollection
@@ -101,10 +101,21 @@ def load_rows(
     """
     taken = 0
     for save in saves:
-        records = collection.files.load(_row_files(directory, save))
+        records = load_entries(collection, directory, save.files)
         _check_records(directory, [save], records)
         taken += records
     return taken
+
+
+def load_entries(
+    collection: EmbeddingCollection,
+    directory: CheckpointDirectory,
+    entries: Iterable[FileEntry],
+    *,
+    optimizer_slots: bool | None = None,
+) -> int:
+    """Loads row files of one cut; see `RowFiles.load`."""
+    return collection.files.load(_by_group(directory, entries), optimizer_slots=optimizer_slots)
 
 
 def stage_rows(
@@ -116,14 +127,30 @@ def stage_rows(
       CorruptCheckpointError: a file is absent, or not what was written.
       DimMismatchError: a save is of other tables.
     """
-    staged = collection.files.stage([_row_files(directory, save) for save in saves])
+    staged = collection.files.stage([_by_group(directory, save.files) for save in saves])
     _check_records(directory, saves, staged.records)
     return staged
 
 
-def _row_files(directory: CheckpointDirectory, save: SaveSet) -> dict[str, list[StoredFile]]:
+def load_vectors(
+    collection: EmbeddingCollection, directory: CheckpointDirectory, vectors: Sequence[FileEntry]
+) -> None:
+    """Has new rows begin with the vectors that a manifest lists, before any step.
+
+    Vectors of a table that the collection lacks are left out.
+
+    Raises:
+      CorruptCheckpointError: a file is absent, or not what was written.
+    """
+    if vectors:
+        collection.files.load_vectors(_by_group(directory, vectors))
+
+
+def _by_group(
+    directory: CheckpointDirectory, entries: Iterable[FileEntry]
+) -> dict[str, list[StoredFile]]:
     files: dict[str, list[StoredFile]] = {}
-    for entry in save.files:
+    for entry in entries:
         path = str(directory.file(entry).absolute())
         files.setdefault(entry.group, []).append(
             StoredFile(path=path, bytes=entry.bytes, xxh3_64=entry.xxh3_64)
@@ -151,13 +178,7 @@ def load_admission(
     Raises:
       CorruptCheckpointError: a file is absent, or not what was written.
     """
-    files: dict[str, list[StoredFile]] = {}
-    for save in chain:
-        for entry in save.admission:
-            path = str(directory.file(entry).absolute())
-            files.setdefault(entry.group, []).append(
-                StoredFile(path=path, bytes=entry.bytes, xxh3_64=entry.xxh3_64)
-            )
+    files = _by_group(directory, [entry for save in chain for entry in save.admission])
     if files:
         collection.files.load_admission(files)
 

@@ -16,7 +16,12 @@ from embedps.console import tf_logging
 from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.batch_free import batch_free
-from embedps.engine.checkpoint_restore import check_tables, load_dense, load_rows
+from embedps.engine.checkpoint_restore import (
+    check_tables,
+    load_dense,
+    load_rows,
+    load_vectors,
+)
 from embedps.engine.model_signature import check_signature, signature_of
 from embedps.engine.recommender import Recommender
 from embedps.engine.row_padding import pad
@@ -100,6 +105,8 @@ class RestoredModel:
         self._follower.forget()  # until all of it is in
         if advance.reset:
             self._collection.clear()
+            if any(table.absent == "initial" for table in tables):
+                load_vectors(self._collection, self._directory, manifest.vectors)
         taken = load_rows(self._collection, self._directory, advance.saves)
         load_dense(self._directory, manifest, self._model.named_variables)
         self._follower.reached(advance)

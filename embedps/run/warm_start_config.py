@@ -33,8 +33,9 @@ class WarmStartConfig:
     )
     vectors: tuple[str, ...] = option(
         (),
-        "tables that begin with the vectors of a file, which this process reads as `embedps table "
-        "import` does, over those of --from; other ids begin as their table declares",
+        "tables whose rows begin, and begin again when they return, with the vectors of a file, "
+        "which this process reads as `embedps table import` does, over the rows of --from; other "
+        "ids begin as their table declares",
         flag="from_vectors",
         metavar="TABLE=FILE",
         several=True,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.quantize import quantize, to_bfloat16, to_nearest
+from embedps.checkpoint.format.rows import RowFile, by_table
 from embedps.checkpoint.tools.replay import NumberedBatch, Partition, make_partitions
 from embedps.errors import CorruptCheckpointError
 from embedps.serving.cuckoo import PLACES, IdHash, find, place
@@ -126,6 +127,9 @@ def stack_rows(
         steps[part.group] = max(steps.get(part.group, 0), last + 1)
         on_rows(int(mask.sum()))
     steps_of = {name: steps[group] for name, group in group_of.items()}
+    begun = _begun(directory, manifest, tables, found)
+    for name, (ids, _) in begun.items():
+        found[name].append(ids)
     stacks = [
         _place_ids(
             dim,
@@ -145,7 +149,33 @@ def stack_rows(
         if with_updates:
             stack.arrays["updates"][places] = records.batch["frequency"].to_numpy()[mask]
         on_rows(int(mask.sum()))
+    for name, (ids, rows) in begun.items():
+        _store(of_table[name], _places(of_table[name], name, ids), to_nearest(rows, held_in[name]))
     return stacks
+
+
+def _begun(
+    directory: CheckpointDirectory,
+    manifest: Manifest,
+    tables: Sequence[TableSpec],
+    found: Mapping[str, Sequence[npt.NDArray[np.int64]]],
+) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+    """Reads the vectors of ids without a row, where a table reads these as they begin."""
+    dims = {table.name: table.embedding_dim for table in tables if table.absent == "initial"}
+    parts: dict[str, list[pa.RecordBatch]] = {}
+    for entry in manifest.vectors if dims else ():
+        file = RowFile(directory.file(entry))
+        for name, batch in by_table(file.batches(), file.tables):
+            if name in dims:
+                parts.setdefault(name, []).append(batch)
+    begun = {}
+    for name, batches in parts.items():
+        ids = np.concatenate([batch["id"].to_numpy() for batch in batches])
+        rows = np.concatenate([_embeddings(batch, dims[name], name) for batch in batches])
+        unique, last = np.unique(ids[::-1], return_index=True)
+        absent = ~np.isin(unique, np.concatenate([np.zeros(0, np.int64), *found[name]]))
+        begun[name] = unique[absent], rows[::-1][last[absent]]
+    return begun
 
 
 def _live(part: Partition) -> npt.NDArray[np.bool_]:

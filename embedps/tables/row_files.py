@@ -75,8 +75,7 @@ class RowFiles:
         self._shards = range(len(devices)) if own is None else range(own, own + 1)
         self._optimizer_slots = optimizer_slots
         self._write: dict[tuple[str, Encoding], _Write] = {}
-        self._load: dict[bool, Callable[..., tf.Tensor]] = {}
-        self._load_admission: Callable[..., tf.Tensor] | None = None
+        self._loads: dict[tuple[Any, ...], Callable[..., tf.Tensor]] = {}
 
     def write(
         self,
@@ -169,11 +168,7 @@ class RowFiles:
           DimMismatchError: a file has rows of another shape, or of a group that does not exist.
         """
         slots = self._optimizer_slots if optimizer_slots is None else optimizer_slots
-        if slots not in self._load:
-            self._load[slots] = self._make_load(
-                kernels.load().embedps_load_rows, optimizer_slots=slots
-            )
-        return self._load_by(self._load[slots], group_files)
+        return self._load_by("embedps_load_rows", group_files, optimizer_slots=slots)
 
     def stage(self, cuts: Sequence[Mapping[str, Sequence[StoredFile]]]) -> StagedFiles:
         """Reads, checks and decodes what calls of `load` would load; the rows stay unchanged.
@@ -222,13 +217,32 @@ class RowFiles:
         Raises:
           CorruptCheckpointError: a file is absent or damaged; names path, field, expected, found.
         """
-        if self._load_admission is None:
-            self._load_admission = self._make_load(kernels.load().embedps_load_admission)
-        return self._load_by(self._load_admission, group_files)
+        return self._load_by("embedps_load_admission", group_files)
+
+    def load_vectors(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
+        """Has new rows begin with the vectors of files, where these have the id.
+
+        The shards map the files, which must stay as they are until the tables are cleared. No
+        step may be under way.
+
+        Args:
+          group_files: by group its row files, in order: the last one that has an id counts.
+
+        Returns:
+          How many records the shards took.
+
+        Raises:
+          CorruptCheckpointError: a file is absent or damaged; names path, field, expected, found.
+        """
+        return self._load_by("embedps_load_vectors", group_files)
 
     def _load_by(
-        self, load: Callable[..., tf.Tensor], group_files: Mapping[str, Sequence[StoredFile]]
+        self, op: str, group_files: Mapping[str, Sequence[StoredFile]], **attributes: Any
     ) -> int:
+        key = (op, *attributes.values())
+        if key not in self._loads:
+            self._loads[key] = self._make_load(getattr(kernels.load(), op), **attributes)
+        load = self._loads[key]
         arguments = self._arguments([*group_files.items()])
         with _file_errors():
             return int(np.sum(load(*arguments).numpy()))

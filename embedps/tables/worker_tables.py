@@ -234,6 +234,10 @@ class _WorkerFiles(RowFiles):
         """Loads this worker's counters; see `load`."""
         return _sum(self._workers.gather([super().load_admission(group_files)]))
 
+    def load_vectors(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
+        """Takes the vectors of this worker's ids; see `load`."""
+        return _sum(self._workers.gather([super().load_vectors(group_files)]))
+
 
 def _sum(counts: Sequence[Sequence[int]]) -> int:
     return sum(of[0] for of in counts)

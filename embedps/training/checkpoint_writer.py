@@ -26,6 +26,7 @@ from embedps.engine.checkpoint_restore import (
     load_admission,
     load_dense,
     load_rows,
+    load_vectors,
 )
 from embedps.errors import (
     CheckpointError,
@@ -102,6 +103,7 @@ class CheckpointWriter:
         self._keep = tuple(keep)
         self._encoding = encoding
         collection.files.prepare_writes(encoding)
+        self._vectors: tuple[FileEntry, ...] = ()
         self._last: Manifest | None = None
         self._new_base: _Rebase | None = None
         self._history = secrets.token_hex(8)
@@ -143,11 +145,21 @@ class CheckpointWriter:
         load_rows(self._collection, self._directory, manifest.chain)
         self._cuts = self._collection.mark_clean()
         load_admission(self._collection, self._directory, manifest.chain)
+        self.keep_vectors(manifest.vectors)
         self._since = manifest.save_number
         self._delta_bytes = [save.bytes for save in split_head(manifest.chain)[1]]
         if manifest.history and not _was_continued(self._directory, manifest):
             self._history = manifest.history
         self._last = manifest
+
+    def keep_vectors(self, vectors: tuple[FileEntry, ...]) -> None:
+        """Has new rows begin with vectors of files, which each manifest lists from now on.
+
+        Raises:
+          CorruptCheckpointError: a file is absent, or not what was written.
+        """
+        load_vectors(self._collection, self._directory, vectors)
+        self._vectors = vectors
 
     def save(
         self,
@@ -296,6 +308,7 @@ class CheckpointWriter:
                 history=history,
                 progress=dict(progress),
                 final=final,
+                vectors=self._vectors,
             )
             take = functools.partial(self._take, manifest, save, base, cuts)
             self._tried = (manifest, take)

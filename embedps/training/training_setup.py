@@ -56,7 +56,7 @@ from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec, brings_schedule, event_secs_of
 from embedps.training.checkpoint_writer import CheckpointWriter
 from embedps.training.evicted_rows import EvictedRowsWriter
-from embedps.training.warm_start import take_vectors, warm_start
+from embedps.training.warm_start import warm_start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,17 +211,18 @@ def set_up(
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)
-    elif config.warm_start.model is not None:
-        changes += warm_start(
+    else:
+        with warm_start(
             config.warm_start,
-            directory.path,
+            directory,
             collection,
             {**named, **name_optimizer(optimizer, named)},
             transforms=dataset.transforms_digest,
             dense_optimizer=kind,
-        )
-    if last is None:
-        changes += take_vectors(config.warm_start, directory.path, collection)
+            leads=cluster.leads,
+        ) as begun:
+            writer.keep_vectors(begun.vectors)
+        changes += begun.lines
     if evicted is not None:
         evicted.begin(0 if last is None else last.save_number)
     num_workers = cluster.num_workers if cluster.num_ps else 1

@@ -1,7 +1,9 @@
-"""A warm start: a new run begins with the rows and the network of another run's checkpoint.
+"""A warm start: a new run begins with another run's rows and network, and with vectors of files.
 
 Rows go by the names of tables, variables by their names. The rows are written to a file per group
 of the new model, whatever shards and encodings the checkpoint has, and the shards load their own.
+Vectors of files are written in the same way, and stay: a row that is evicted begins with its vector
+again when its id returns.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,22 +22,35 @@ import tensorflow as tf
 from embedps import constants
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_named
-from embedps.checkpoint.format.manifest import Manifest
-from embedps.checkpoint.format.rows import check_schema, with_tables
+from embedps.checkpoint.format.manifest import FileEntry, Manifest
+from embedps.checkpoint.format.rows import RowFile, by_table, check_schema, with_tables
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.tools.replay import make_partitions
 from embedps.checkpoint.tools.row_input import EMBEDDING, RowInput, Vectors
+from embedps.engine.checkpoint_restore import load_entries
 from embedps.engine.model_signature import check_transforms
 from embedps.errors import CheckpointError, DimMismatchError, UsageError
 from embedps.run.warm_start_config import WarmStartConfig
 from embedps.storage import file_io
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.groups import TableGroup
-from embedps.tables.row_files import StoredFile
 from embedps.tables.specs import TableSpec
 
 _MAX_NAMES = 8
+_VECTOR_COLUMNS = ["table", "id", EMBEDDING, "last_step", "frequency"]
 _VERSION = {constants.ROW_FILE_VERSION_KEY.encode(): constants.ROW_FILE_VERSION.encode()}
+
+
+class WarmStart(NamedTuple):
+    """What a new run began with.
+
+    Attributes:
+      lines: that say what was taken, what begins fresh and what was left.
+      vectors: files with which rows of their ids begin, whenever they are made.
+    """
+
+    lines: tuple[str, ...]
+    vectors: tuple[FileEntry, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,33 +62,72 @@ class _Target:
     slots: bool
 
 
+@contextmanager
 def warm_start(
     asked: WarmStartConfig,
-    model_dir: Path,
+    directory: CheckpointDirectory,
     collection: EmbeddingCollection,
     variables: Mapping[str, tf.Variable],
     *,
     transforms: str,
     dense_optimizer: str,
-) -> tuple[str, ...]:
-    """Loads the rows and the variables that both models have.
+    leads: bool,
+) -> Iterator[WarmStart]:
+    """Loads what a new run begins with: of another run what both models have, then vectors.
 
     Args:
       asked: from where, and how.
-      model_dir: of the new run; the shards must see it.
+      directory: of the new run; the shards must see it.
       collection: the new tables, which are empty.
       variables: of the new network and its optimizer, by name.
       transforms: the digest of the new run's data.
       dense_optimizer: the kind of the new network's optimizer.
-
-    Returns:
-      Lines that say what was taken, what begins fresh and what was left.
+      leads: this process writes the run's checkpoints: the files of vectors stay, unless the block
+        raises.
 
     Raises:
-      UsageError: there is no such checkpoint, or it has no name that is to be mapped.
+      UsageError: there is no such checkpoint or table, it has no name that is to be mapped, or a
+        file of vectors is not what it must be.
       DimMismatchError: a table has another dim, or the data has other transforms.
       CheckpointError: the checkpoint cannot be read.
     """
+    scratch = directory.path / f"warm-start-{os.getpid()}"
+    kept = directory.vectors_dir(0) if leads else scratch
+    try:
+        with (
+            _Writers(directory, kept, "taken") as taken,
+            _Writers(directory, kept, "given") as given,
+        ):
+            lines: list[str] = []
+            if asked.model is not None:
+                with _source(asked) as (source, manifest):
+                    check_transforms(manifest, transforms)
+                    needed = [file for file in manifest.files if not file.is_admission]
+                    source.check_content(manifest, needed)
+                    number, step = manifest.number, manifest.step
+                    lines.append(f"starts from {source.path}, checkpoint {number}, step {step}")
+                    lines += _take_variables(asked, source, manifest, variables, dense_optimizer)
+                    rows = _Writers(directory, scratch, "rows")
+                    lines += _take_rows(asked, source, manifest, rows, taken, collection)
+            lines += _make_rows(asked, given, collection)
+        if given.count:
+            _load(collection, given, "--from-vectors")
+        yield WarmStart(tuple(lines), (*taken.files.values(), *given.files.values()))
+    except BaseException:
+        _remove(kept)
+        raise
+    finally:
+        _remove(scratch)
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir():
+        file_io.store_of(folder).remove_directory(folder)
+
+
+@contextmanager
+def _source(asked: WarmStartConfig) -> Iterator[tuple[CheckpointDirectory, Manifest]]:
+    """Gives the other run's directory and its manifest, under a lease."""
     try:
         source, number = asked.source()
     except (UsageError, CheckpointError) as error:
@@ -85,37 +139,33 @@ def warm_start(
             raise UsageError(f"--from {asked.model}: {error}") from error
         if manifest is None:
             raise UsageError(f"--from {asked.model}: there is no such checkpoint")
-        check_transforms(manifest, transforms)
-        entries = [file for save in manifest.chain for file in save.files]
-        entries += [] if manifest.dense is None else [manifest.dense]
-        source.check_content(manifest, entries)
-        return (
-            f"starts from {source.path}, checkpoint {manifest.number}, step {manifest.step}",
-            *_take_variables(asked, source, manifest, variables, dense_optimizer),
-            *_take_rows(asked, source, manifest, model_dir, collection),
-        )
+        yield source, manifest
 
 
 def _take_rows(
     asked: WarmStartConfig,
     source: CheckpointDirectory,
     manifest: Manifest,
-    model_dir: Path,
+    rows: _Writers,
+    vectors: _Writers,
     collection: EmbeddingCollection,
 ) -> Iterator[str]:
+    """Loads the rows of tables that both have; copies the vectors with which they began."""
     targets = _targets(asked, manifest, collection)
     counts = dict.fromkeys(targets, 0)
-    with _loading(collection, model_dir, counts, f"--from {asked.model}") as writers:
+    with rows:
         for part in make_partitions(source, manifest.chain):
-            for batch in part.rows():
-                codes = batch["table"].indices.to_numpy(zero_copy_only=False)
-                for code in np.unique(codes).tolist():
-                    name = part.tables[code]
-                    if name not in targets:
-                        continue
-                    mine = batch.filter(pa.array(codes == code))
-                    writers.write(targets[name], mine, part.metadata)
-                    counts[name] += mine.num_rows
+            for name, batch in by_table(part.rows(), part.tables):
+                if name in targets:
+                    rows.write(targets[name], batch, part.metadata)
+                    counts[name] += batch.num_rows
+    _load(collection, rows, f"--from {asked.model}")
+    for entry in manifest.vectors:
+        file = RowFile(source.file(entry))
+        for name, batch in by_table(file.batches(), file.tables):
+            if name in targets:
+                target = dataclasses.replace(targets[name], slots=False)
+                vectors.write(target, batch.select(_VECTOR_COLUMNS), _VERSION)
     for kind in (True, False):
         taken = [
             f"{old}: {counts[old]:,}" if old == target.table.name
@@ -132,44 +182,29 @@ def _take_rows(
     yield from _listed("tables that begin fresh", fresh)
 
 
-def take_vectors(
-    asked: WarmStartConfig, model_dir: Path, collection: EmbeddingCollection
+def _make_rows(
+    asked: WarmStartConfig, writers: _Writers, collection: EmbeddingCollection
 ) -> Iterator[str]:
-    """Makes rows of the vectors in files, with the optimizer slots of new rows.
-
-    Args:
-      asked: which files, of which tables.
-      model_dir: of the new run; the shards must see it.
-      collection: the new tables.
-
-    Returns:
-      A line that says how many rows were made, if there are files.
-
-    Raises:
-      UsageError: there is no such table, or a file is not what it must be.
-    """
+    """Writes rows of the vectors in files, with the optimizer slots of new rows."""
     ours = {table.name: (group, table) for group in collection.groups for table in group.tables}
     counts: dict[str, int] = {}
-    with _loading(collection, model_dir, counts, "--from-vectors") as writers:
-        for name, path in asked.files().items():
-            what = f"--from-vectors {name}={path}"
-            if name not in ours:
-                raise UsageError(f"{what}: there is no such table, the model has {', '.join(ours)}")
-            target, seen = _Target(*ours[name], slots=False), [np.zeros(0, np.int64)]
-            counts[name] = 0
-            try:
-                given = RowInput(path=Path(path))
-                for vectors in given.vectors({EMBEDDING: ours[name][1].embedding_dim}):
-                    writers.write(target, _new_rows(vectors), _VERSION)
-                    seen.append(vectors.ids)
-                    counts[name] += len(vectors.ids)
-            except UsageError as error:
-                raise UsageError(f"{what}: {error}") from None
-            ids, times = np.unique(np.concatenate(seen), return_counts=True)
-            if (times > 1).any():
-                raise UsageError(
-                    f"{what}: each id must be there once but {ids[times > 1][0]} is not"
-                )
+    for name, path in asked.files().items():
+        what = f"--from-vectors {name}={path}"
+        if name not in ours:
+            raise UsageError(f"{what}: there is no such table, the model has {', '.join(ours)}")
+        target, seen = _Target(*ours[name], slots=False), [np.zeros(0, np.int64)]
+        counts[name] = 0
+        try:
+            given = RowInput(path=Path(path))
+            for vectors in given.vectors({EMBEDDING: ours[name][1].embedding_dim}):
+                writers.write(target, _new_rows(vectors), _VERSION)
+                seen.append(vectors.ids)
+                counts[name] += len(vectors.ids)
+        except UsageError as error:
+            raise UsageError(f"{what}: {error}") from None
+        ids, times = np.unique(np.concatenate(seen), return_counts=True)
+        if (times > 1).any():
+            raise UsageError(f"{what}: each id must be there once but {ids[times > 1][0]} is not")
     if counts:
         made = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
         yield f"rows made of files: {made}"
@@ -191,25 +226,16 @@ def _new_rows(vectors: Vectors) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-@contextmanager
-def _loading(
-    collection: EmbeddingCollection, model_dir: Path, counts: Mapping[str, int], what: str
-) -> Iterator[_Writers]:
-    """Has the shards load the rows that were written in the block, as many as `counts` then has."""
-    folder = model_dir / f"warm-start-{os.getpid()}"
-    try:
-        with _Writers(folder) as writers:
-            yield writers
-        loaded = sum(
-            collection.files.load({group: [file]}, optimizer_slots=slots)
-            for (group, slots), file in writers.files.items()
-        )
-    finally:
-        if any(counts.values()):
-            file_io.store_of(folder).remove_directory(folder)
-    if loaded != sum(counts.values()):
+def _load(collection: EmbeddingCollection, written: _Writers, what: str) -> None:
+    """Has the shards load the rows that were written, as many as their limits allow."""
+    loaded = sum(
+        load_entries(collection, written.directory, [entry], optimizer_slots=slots)
+        for (_, slots), entry in written.files.items()
+    )
+    collection.mark_clean()
+    if loaded != written.count:
         raise CheckpointError(
-            f"{what} must give {sum(counts.values())} rows to the shards, but they took {loaded}: "
+            f"{what} must give {written.count} rows to the shards, but they took {loaded}: "
             "run again"
         )
 
@@ -242,14 +268,22 @@ class _Writers:
     """Writes a row file for each group, and for rows with and without optimizer slots.
 
     Attributes:
+      directory: of the run.
       files: by group and whether they have slots; complete once the block has ended.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, directory: CheckpointDirectory, folder: Path, name: str) -> None:
+        self.directory = directory
+        self._folder, self._name = folder, name
         self._stack = ExitStack()
         self._open: dict[tuple[str, bool], tuple[Any, pa.Schema, list[str]]] = {}
-        self.files: dict[tuple[str, bool], StoredFile] = {}
+        self._counts: dict[tuple[str, bool], int] = {}
+        self.files: dict[tuple[str, bool], FileEntry] = {}
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return sum(self._counts.values())
 
     def __enter__(self) -> _Writers:
         self._stack.__enter__()
@@ -266,8 +300,10 @@ class _Writers:
             schema = _schema(rows.schema, target, with_tables(metadata, tables))
             writer = self._stack.enter_context(self._file(key, schema))
             self._open[key] = writer, schema, tables
+            self._counts[key] = 0
         writer, schema, tables = self._open[key]
         n = rows.num_rows
+        self._counts[key] += n
         code = np.full(n, tables.index(target.table.name), np.int16)
         columns = {
             "table": pa.DictionaryArray.from_arrays(pa.array(code), pa.array(tables)),
@@ -284,13 +320,12 @@ class _Writers:
 
     @contextmanager
     def _file(self, key: tuple[str, bool], schema: pa.Schema) -> Iterator[Any]:
-        path = self._folder / f"{len(self._open)}.arrow"
-        with file_io.write_atomically(path) as file:
-            with pa.ipc.new_file(file, schema) as writer:
-                yield writer
-            digest = file.digest
-        name = str(path.absolute())
-        self.files[key] = StoredFile(name, digest.num_bytes, digest.xxh3_64)
+        group, slots = key
+        path = self._folder / group / f"{self._name}{'-slots' if slots else ''}.arrow"
+        with file_io.write_atomically(path) as file, pa.ipc.new_file(file, schema) as writer:
+            yield writer
+        name = self.directory.relative(path)
+        self.files[key] = FileEntry.of(name, file.digest, rows=self._counts[key])
 
 
 def _schema(rows: pa.Schema, target: _Target, metadata: Mapping[bytes, bytes]) -> pa.Schema:

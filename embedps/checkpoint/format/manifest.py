@@ -12,13 +12,15 @@ from embedps.constants import ADMISSION_FILE_PREFIX
 from embedps.errors import CheckpointError
 from embedps.storage import file_io
 
-VERSION = 3
+VERSION = 4
+_WITHOUT_VECTORS = 3
 _WITHOUT_ADMISSION = 2
 
 SaveKind = Literal["base", "delta"]
 
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
 _DENSE = re.compile(r"dense-[0-9]+")
+_VECTORS = re.compile(r"vectors-[0-9]+")
 _MAX_INT = 2**63 - 1
 _MAX_TIME = 253_402_300_799  # the last second of the year 9999
 _CHECKSUMS = re.compile(r"([0-9a-f]{16})*")
@@ -193,6 +195,8 @@ class Manifest:
         in it is unknown.
       progress: the run's counters, as the trainer writes them.
       final: the run is finished; no manifest follows.
+      vectors: row files; a row of an id that they have begins with its embedding there, by the last
+        file that has it.
       version: of the format; by default the least that has what the manifest holds.
     """
 
@@ -208,12 +212,14 @@ class Manifest:
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
     progress: dict[str, Any] = dataclasses.field(default_factory=dict)
     final: bool = False
+    vectors: tuple[FileEntry, ...] = ()
     version: int = 0
 
     def __post_init__(self) -> None:
         if self.version == 0:
             admits = any(save.admission for save in self.chain)
-            object.__setattr__(self, "version", VERSION if admits else _WITHOUT_ADMISSION)
+            without = _WITHOUT_VECTORS if admits else _WITHOUT_ADMISSION
+            object.__setattr__(self, "version", VERSION if self.vectors else without)
         where = f"manifest {self.number}"
         _check_counts(where, number=self.number, step=self.step)
         if not 1 <= self.version <= VERSION:
@@ -247,6 +253,13 @@ class Manifest:
             raise CheckpointError(
                 f"{where}: the dense file must be dense-N/<file> but is {self.dense.path!r}"
             )
+        for file in self.vectors:
+            parts = PurePosixPath(file.path).parts
+            if len(parts) != 3 or not _VECTORS.fullmatch(parts[0]):
+                raise CheckpointError(
+                    f"{where}: a file of vectors must be vectors-N/<group>/<file> but is "
+                    f"{file.path!r}"
+                )
         for table in self.tables:
             _check_table(where, table)
         _check_progress(where, self.progress)
@@ -270,7 +283,7 @@ class Manifest:
     def files(self) -> tuple[FileEntry, ...]:
         """Returns every file of the checkpoint."""
         files = [file for save in self.chain for file in (*save.files, *save.admission)]
-        return (*files, *([] if self.dense is None else [self.dense]))
+        return (*files, *([] if self.dense is None else [self.dense]), *self.vectors)
 
 
 def _check_table(where: str, table: object) -> None:

@@ -29,6 +29,8 @@ def to_json(manifest: Manifest) -> bytes:
     for save in content["chain"]:
         if not save["admission"]:  # version 2 does not have it
             del save["admission"]
+    if not content["vectors"]:  # which version 4 brought
+        del content["vectors"]
     try:
         content["xxh3_64"] = file_io.checksum_bytes(_canonical(content))
     except (TypeError, ValueError) as error:
@@ -86,6 +88,7 @@ def from_json(data: bytes, path: Path) -> Manifest:
             model=fields.take("model", dict, absent={}),
             progress=fields.take("progress", dict),
             final=fields.take("final", bool),
+            vectors=_files(fields, fields.take("vectors", list, absent=[])),
         )
     except CorruptCheckpointError:
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +187,21 @@ def table_codes(batch: pa.RecordBatch) -> np.ndarray:
     """Returns each record's index into the tables; int16 [num_records]."""
     codes: np.ndarray = batch["table"].indices.to_numpy(zero_copy_only=False)
     return codes
+
+
+def by_table(
+    batches: Iterable[pa.RecordBatch], tables: Sequence[str]
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yields the records of each table in each batch.
+
+    Args:
+      batches: of a file.
+      tables: the file's.
+    """
+    for batch in batches:
+        codes = table_codes(batch)
+        for code in np.unique(codes).tolist():
+            yield tables[code], batch.filter(pa.array(codes == code))
 
 
 def _max_bytes(field: pa.Field) -> int:

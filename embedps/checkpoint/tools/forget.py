@@ -23,7 +23,7 @@ from embedps import constants
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.evicted_directory import EvictedDirectory
 from embedps.checkpoint.format.admission import AdmissionFile
-from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.format.manifest import FileEntry, Manifest
 from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.lease import read_clock, read_leases
 from embedps.checkpoint.refs import read_refs
@@ -81,10 +81,8 @@ def forget(
             check_locks(found.path, "forget")
             found.claim(directory.path)
             evicted = sum(_forget_evicted(path, table, ids) for path in _evicted_files(found.path))
-        directory.check_content(
-            manifest, [f for save in manifest.chain for f in (*save.files, *save.admission)]
-        )
-        chained = {file.path for save in manifest.chain for file in (*save.files, *save.admission)}
+        chained = [f for save in manifest.chain for f in (*save.files, *save.admission)]
+        directory.check_content(manifest, [*chained, *manifest.vectors])
         gone = 0
 
         def select(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -93,18 +91,46 @@ def forget(
             gone += int(hits.sum())
             return batch.filter(pa.array(~hits)) if hits.any() else batch
 
-        if any(_holds(directory.path / path, table, ids) for path in chained):
-            made = _rebase(directory, manifest, work, select)
+        with_ids = [f for f in manifest.vectors if _holds(directory.file(f), table, ids)]
+        if with_ids or any(_holds(directory.file(file), table, ids) for file in chained):
+            number = directory.next_number()
+            rewritten = {
+                file.path: _rewrite(directory.file(file), work, number, file.group, table, ids)
+                for file in with_ids
+            }
+            vectors = tuple(rewritten.get(file.path, file) for file in manifest.vectors)
+            made = _rebase(directory, manifest, work, number, vectors, select)
     with directory.exclusive():
         collect_garbage(directory, [KeepNewest(1)])
         held = _held(directory)
     return ForgetResult(manifest=made, rows=gone, evicted=evicted, held=held)
 
 
+def _rewrite(
+    path: Path, work: Path, number: int, group: str, table: str, ids: np.ndarray
+) -> FileEntry:
+    """Writes a file of vectors without ids."""
+    file, rows = RowFile(path, decoded=False), 0
+    name = f"vectors-{number}/{group}/{path.name}"
+    with (
+        file_io.write_atomically(work / name) as target,
+        pa.ipc.new_file(target, file.schema) as writer,
+    ):
+        for batch in file.batches():
+            kept = batch.filter(pa.array(~_hits(batch, table, ids)))
+            writer.write_batch(kept)
+            rows += kept.num_rows
+    return FileEntry.of(name, target.digest, rows=rows)
+
+
 def _rebase(
-    directory: CheckpointDirectory, manifest: Manifest, work: Path, select: Any
+    directory: CheckpointDirectory,
+    manifest: Manifest,
+    work: Path,
+    number: int,
+    vectors: tuple[FileEntry, ...],
+    select: Any,
 ) -> Manifest:
-    number = directory.next_number()
     base = write_base(directory, manifest, work, number=number, select=select)
     with directory.exclusive():
         newest = directory.latest()
@@ -114,6 +140,8 @@ def _rebase(
                 "committed: do it again"
             )
         file_io.rename(work / f"base-{number}", directory.base_dir(number))
+        if vectors != manifest.vectors:
+            file_io.rename(work / f"vectors-{number}", directory.vectors_dir(number))
         file_io.store_of(directory.path).sync_directory(directory.path)
         committed = dataclasses.replace(
             newest,
@@ -123,6 +151,7 @@ def _rebase(
             chain=(base,),
             # Who has the rows must drop them, and not take the next delta for a continuation.
             history=secrets.token_hex(8),
+            vectors=vectors,
         )
         directory.commit(committed)
         return committed

@@ -92,15 +92,16 @@ def _chain(
             _age(directory.path / name, now),
             ", ".join(holders.get(name, [])),
         )
-    dense = manifest.dense
-    if dense is not None:
-        size = format_bytes(dense.bytes)
-        holder = ", ".join(holders.get(dense.directory, []))
-        age = _age(directory.path / dense.directory, now)
-        name, rows = dense.directory, f"{dense.rows:,}"
+    others = [*([] if manifest.dense is None else [manifest.dense]), *manifest.vectors]
+    for file in others:
+        size = format_bytes(file.bytes)
+        holder = ", ".join(holders.get(file.directory, []))
+        age = _age(directory.path / file.directory, now)
+        name, rows = file.directory, f"{file.rows:,}"
         blank = [""] * (2 if counts else 1)
-        table.add_row(name, "", f"{manifest.step:,}", "1", rows, *blank, size, age, holder)
-    total = manifest.chain_bytes + (0 if dense is None else dense.bytes)
+        step = "" if file in manifest.vectors else f"{manifest.step:,}"
+        table.add_row(name, "", step, "1", rows, *blank, size, age, holder)
+    total = manifest.chain_bytes + sum(file.bytes for file in others)
     table.add_section()
     blank = [""] * (3 if counts else 2)
     table.add_row("all", "", "", str(len(manifest.files)), *blank, format_bytes(total), "", "")

@@ -34,17 +34,6 @@ std::string Hex(uint64_t value) {
   return text;
 }
 
-Status CheckSum(const std::string& path, const FileSum& expected, const FileSum& found) {
-  if (found.bytes != expected.bytes) {
-    return Mismatch(path, "field 'bytes'", std::to_string(expected.bytes),
-                    std::to_string(found.bytes));
-  }
-  if (found.xxh3_64 != expected.xxh3_64) {
-    return Mismatch(path, "field 'xxh3_64'", Hex(expected.xxh3_64), Hex(found.xxh3_64));
-  }
-  return Status::Ok();
-}
-
 Status SumOf(const std::string& path, InputFile& file, FileSum* found) {
   const auto xxh3_64 = file.Xxh3_64(&found->bytes);
   if (!xxh3_64.ok()) return Status::IoError(Quoted(path) + ": " + xxh3_64.status().ToString());
@@ -286,6 +275,17 @@ class ArrowRowFileReader final : public RowFileReader {
 };
 
 }  // namespace
+
+Status CheckSum(const std::string& path, const FileSum& expected, const FileSum& found) {
+  if (found.bytes != expected.bytes) {
+    return Mismatch(path, "field 'bytes'", std::to_string(expected.bytes),
+                    std::to_string(found.bytes));
+  }
+  if (found.xxh3_64 != expected.xxh3_64) {
+    return Mismatch(path, "field 'xxh3_64'", Hex(expected.xxh3_64), Hex(found.xxh3_64));
+  }
+  return Status::Ok();
+}
 
 Status RowFileReader::Open(const std::string& path, const std::optional<FileSum>& expected,
                            std::unique_ptr<RowFileReader>* reader) {

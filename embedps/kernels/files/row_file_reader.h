@@ -40,6 +40,8 @@ class RowFileReader {
 
 // Computes the size and checksum of a file; reads it once.
 Status ChecksumFile(const std::string& path, FileSum* found);
+// Checks a size and checksum that were found. A difference is DataLoss, as of VerifyFile.
+Status CheckSum(const std::string& path, const FileSum& expected, const FileSum& found);
 // Checks a file's size and checksum. A difference is DataLoss; the message names path, field,
 // expected and found.
 Status VerifyFile(const std::string& path, const FileSum& expected);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "embedps/kernels/files/admission_file.h"
+#include "embedps/kernels/files/mapped_vectors.h"
 #include "embedps/kernels/files/row_file.h"
 #include "embedps/kernels/files/row_file_reader.h"
 #include "embedps/kernels/ops/file_op.h"
@@ -258,6 +259,55 @@ class LoadAdmissionOp : public FileOp {
   int shard_, num_shards_;
 };
 EMBEDPS_KERNEL(LoadAdmission);
+
+REGISTER_OP("EmbedpsLoadVectors")
+    .Input("store: resource")
+    .Input("paths: string")
+    .Input("bytes: int64")
+    .Input("xxh3_64: int64")
+    .Attr("shard: int >= 0")
+    .Attr("num_shards: int >= 1")
+    .Output("records: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(
+        "Has new rows begin with the vectors of row files, where these have the id; the last file "
+        "that has it counts. Maps the files, which must stay as they are. records: how many belong "
+        "to this shard. Fails with DataLoss if the size or checksum of a file differs.");
+
+class LoadVectorsOp : public FileOp {
+ public:
+  explicit LoadVectorsOp(OpKernelConstruction* c) : FileOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("shard", &shard_));
+    OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
+  }
+  absl::Status Work(OpKernelContext* context, RowStore* store) override {
+    TF_RETURN_IF_ERROR(CheckFiles(context));
+    int64_t records = 0;
+    const auto paths = context->input(1).vec<tstring>();
+    for (int64_t i = 0; i < paths.size(); ++i) {
+      std::unique_ptr<MappedVectors> file;
+      TF_RETURN_IF_ERROR(
+          ToTensorFlow(MappedVectors::Open(paths(i), ExpectedSum(context, i), &file)));
+      std::vector<int> tables;
+      TF_RETURN_IF_ERROR(
+          MatchTables(paths(i), file->schema(), *store, /*optimizer_slots=*/false, &tables));
+      for (size_t from = 0; from < tables.size(); ++from) {
+        const int t = tables[from];
+        if (t < 0) continue;
+        const auto is_ours = [&](int64_t id) {
+          return store->IsOfShard(t, id, shard_, num_shards_);
+        };
+        store->AddInitialVectors(t, file->OfTable(static_cast<int>(from), is_ours, &records));
+      }
+    }
+    return OutputScalar(context, 0, records);
+  }
+
+ private:
+  int shard_, num_shards_;
+};
+EMBEDPS_KERNEL(LoadVectors);
 
 }  // namespace
 }  // namespace embedps

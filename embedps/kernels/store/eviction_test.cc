@@ -54,6 +54,36 @@ TEST(RowsOlderThanTheirTimeGo) {
   EXPECT_EQ(NumRows(store, 0), 2);
 }
 
+// Twice its number, for the ids below 10.
+class VectorsOfSome : public InitialVectors {
+ public:
+  bool Read(int64_t id, float* vector) const override {
+    if (id >= 10) return false;
+    std::fill_n(vector, 4, 2 * static_cast<float>(id));
+    return true;
+  }
+};
+
+TEST(AReturningIdStartsWithItsVectorIfThereIsOne) {
+  EvictionConfig eviction;
+  eviction.ttl_steps = 1;
+  RowStoreConfig config = WithEviction(eviction);
+  config.tables[0].absent_reads_initial = true;
+  RowStore store(config);
+  store.AddInitialVectors(0, std::make_shared<VectorsOfSome>());
+  const std::vector<float> expected{6, 6, 6, 6, 1, 1, 1, 1};
+  EXPECT_EQ(Lookup(&store, Batch{{3, 30}}, false), expected);  // while they are absent
+  EXPECT_EQ(Lookup(&store, Batch{{3, 30}}), expected);
+  Update(&store, Batch{{3, 30}}, 1, 1, 5);
+  EXPECT_EQ(Lookup(&store, Batch{{3, 30}}), (std::vector<float>{5, 5, 5, 5, 0, 0, 0, 0}));
+  Update(&store, Batch{{1}}, 1, 1, 9);
+  Sweep(&store);
+  EXPECT_EQ(NumRows(store, 0), 0);
+  EXPECT_EQ(Lookup(&store, Batch{{3, 30}}), expected);
+  store.Clear();
+  EXPECT_EQ(Lookup(&store, Batch{{3}}), (std::vector<float>{1, 1, 1, 1}));
+}
+
 TEST(AReturningIdStartsAnew) {
   EvictionConfig eviction;
   eviction.ttl_steps = 1;

@@ -1,4 +1,5 @@
-// The embedding of a new row: a pure function of (seed, table, id).
+// The embedding of a new row: the vector of its id in a file, or a pure function of (seed, table,
+// id).
 #ifndef EMBEDPS_KERNELS_STORE_INITIALIZERS_H_
 #define EMBEDPS_KERNELS_STORE_INITIALIZERS_H_
 
@@ -22,6 +23,14 @@ struct InitializerConfig {
     settings->Number("initializer.low", -FLT_MAX, FLT_MAX, &low);
     settings->Number("initializer.high", -FLT_MAX, FLT_MAX, &high);
   }
+};
+
+// Vectors of some ids of a table, with which their rows begin. Thread-safe.
+class InitialVectors {
+ public:
+  virtual ~InitialVectors() = default;
+  // Copies the vector of an id. Returns false if there is none.
+  virtual bool Read(int64_t id, float* vector) const = 0;
 };
 
 // Sets the embedding [dim] of a new row. `table_salt` is the TableSalt of the table's name. Uniform

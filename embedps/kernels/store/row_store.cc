@@ -30,6 +30,7 @@ RowStore::RowStore(RowStoreConfig config)
       layout_(LayoutOf(config_)),
       initial_optimizer_slots_(InitialOptimizerSlots(config_.optimizer, config_.dim)),
       pool_(config_.server_memory ? config_.server_memory->pool() : &own_pool_),
+      initial_vectors_(config_.tables.size()),
       table_rows_(config_.tables.size()),
       admitted_(config_.tables.size()),
       refused_(config_.tables.size()),
@@ -108,7 +109,11 @@ RowFileSchema RowStore::FileSchema() const {
 
 void RowStore::InitialEmbedding(int table, int64_t id, float* embedding) const {
   const TableConfig& config = config_.tables[table];
-  InitializeEmbedding(config.initializer, config.seed, salts_[table], id, config_.dim, embedding);
+  const auto& vectors = initial_vectors_[table];
+  if (std::none_of(vectors.rbegin(), vectors.rend(),
+                   [&](const auto& each) { return each->Read(id, embedding); })) {
+    InitializeEmbedding(config.initializer, config.seed, salts_[table], id, config_.dim, embedding);
+  }
   RoundInPlace(config_.row_dtype, config_.dim, embedding);
 }
 
@@ -368,6 +373,10 @@ Status RowStore::Copy(const RowSink& sink) {
   return outgoing.Flush();
 }
 
+bool RowStore::IsOfShard(int table, int64_t id, int shard, int num_shards) const {
+  return ShardOf(RowHash(salts_[table], id), num_shards) == shard;
+}
+
 int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables, int shard,
                        int num_shards, bool optimizer_slots, const ParallelFor& parallel) {
   struct Record {
@@ -558,6 +567,7 @@ void RowStore::Clear() {
     if (counters_[i] != nullptr) counters_[i]->Clear();
   }
   for (const auto& eviction : evictions_) eviction->Reset();
+  for (auto& vectors : initial_vectors_) vectors.clear();
   steps_.store(0, std::memory_order_relaxed);
   Show(nullptr);
 }

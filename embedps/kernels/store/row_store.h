@@ -185,6 +185,15 @@ class RowStore {
   int64_t Load(const RowColumns& columns, const std::vector<int>& tables, int shard, int num_shards,
                bool optimizer_slots, const ParallelFor& parallel);
 
+  // From now on new rows of a table begin with these vectors, where they have the id; those that
+  // were added last come first. Not beside other calls.
+  void AddInitialVectors(int table, std::shared_ptr<const InitialVectors> vectors) {
+    initial_vectors_[table].push_back(std::move(vectors));
+  }
+
+  // Whether a table's id is of `shard` among `num_shards`.
+  bool IsOfShard(int table, int64_t id, int shard, int num_shards) const;
+
   // Stages records for Apply, as Load without optimizer slots would take them. Finish it first.
   StagedRows Stage(int shard, int num_shards) const {
     return StagedRows(salts_, config_.dim, shard, num_shards);
@@ -221,7 +230,7 @@ class RowStore {
   // delta, which has the removal of each record that a limit displaced.
   int64_t MarkClean() LOCKS_EXCLUDED(cut_mutex_);
 
-  // Removes every row and forgets which rows were touched and removed.
+  // Removes every row and the initial vectors, and forgets which rows were touched and removed.
   void Clear() LOCKS_EXCLUDED(cut_mutex_);
 
   RowStoreStats Stats() const;
@@ -299,6 +308,7 @@ class RowStore {
   std::vector<std::unique_ptr<CounterBudget>> budgets_;  // of each table; null without counters
   // By stripe, under its lock; null if the table has no counters.
   std::vector<std::unique_ptr<CounterMap>> counters_;
+  std::vector<std::vector<std::shared_ptr<const InitialVectors>>> initial_vectors_;  // by table
   std::vector<std::atomic<int64_t>> table_rows_;          // live rows of each table
   std::vector<std::atomic<int64_t>> admitted_, refused_;  // of each table
   LookupCounts lookup_counts_;

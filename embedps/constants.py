@@ -64,6 +64,8 @@ ROW_FILE_TABLE_KEY_PREFIX: Final = _STRINGS["kRowFileTableKeyPrefix"]
 MAX_ROW_FILE_BATCH_ROWS: Final = _NUMBERS["kMaxRowFileBatchRows"]
 MAX_ROW_FILE_WIDTH: Final = _NUMBERS["kMaxRowFileWidth"]
 
+CHECKPOINT_VERSION: Final = 4  # of a manifest, in no header: C++ reads none
+
 ADMISSION_FILE_VERSION_KEY: Final = _STRINGS["kAdmissionFileVersionKey"]
 ADMISSION_FILE_VERSION: Final = _STRINGS["kAdmissionFileVersion"]
 ADMISSION_FILE_PREFIX: Final = _STRINGS["kAdmissionFilePrefix"]

@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,21 @@ def stop_a_worker(cluster: Cluster, pid: int) -> int:
     return sum(r.done() for r in results)
 
 
+def come_back_as_another(cluster: LocalCluster) -> str:
+    """Has worker 0 start again with another version; why the cluster is lost."""
+    lost: list[str] = []
+    cluster.call_on_loss(lambda error: lost.append(str(error)))
+    worker = cluster.processes._processes["worker", 0]
+    serve = "import embedps, embedps.server; embedps.__version__ = '9.9'; embedps.server.main([])"
+    worker._command = [sys.executable, "-c", serve]
+    worker.kill()
+    function = tf.function(lambda x: x)
+    while not lost:  # the coordinator connects again once a function needs the worker
+        with suppress(tf.errors.OpError, TimeoutError, CancelledError):
+            cluster.schedule(function, (tf.constant(0),)).result(1.0)
+    return lost[0]
+
+
 def main() -> None:
     """`coordinator_program LOG_DIR NUM_PS NUM_WORKERS NUM_SHARDS MODE`."""
     log_dir, num_ps, num_workers, num_shards, mode = sys.argv[1:]
@@ -113,6 +130,8 @@ def main() -> None:
     if mode == "stop":
         found["ended"] = stop_a_worker(cluster, cluster.processes.pid("worker", 0))
     print(json.dumps(found), flush=True)
+    if mode == "close":
+        print(come_back_as_another(cluster), flush=True)
     if mode == "wait":
         sys.stdin.read()  # until it is killed
     cluster.close()

@@ -7,8 +7,8 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from embedps.cluster.health import TaskId
 from embedps.cluster.interface import ScheduledCall
+from embedps.kernels.tasks import TaskId
 
 
 class CallTracker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.cluster.call_queue import CallQueue
 from embedps.cluster.call_tracker import CallTracker
-from embedps.cluster.health import HealthMonitor, TaskId, use_own_executor
+from embedps.cluster.health import HealthMonitor, use_own_executor
 from embedps.cluster.interface import Cluster, OnDeath, ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.cluster.variable_placement import VariablePlacement
@@ -24,6 +24,7 @@ from embedps.cluster.worker_losses import WorkerLosses, WorkerNews
 from embedps.console import tf_logging
 from embedps.engine.steps.ways import Place
 from embedps.errors import ClusterError, ServerLostError, UsageError
+from embedps.kernels.tasks import TaskId, check_task
 
 _TICK_SECS = 0.2
 
@@ -84,6 +85,7 @@ class CoordinatorCluster(Cluster):
         Raises:
           UsageError: the cluster has no worker or no parameter server, or its chief's address is a
             wildcard.
+          ClusterError: a task has no kernels, or other versions than this process.
         """
         spec = resolver.cluster_spec()
         jobs = {job: spec.num_tasks(job) for job in spec.jobs}
@@ -98,6 +100,10 @@ class CoordinatorCluster(Cluster):
         self.strategy = tf.distribute.ParameterServerStrategy(resolver)
         if own is not None:
             check_listening(own)
+        tasks = [(job, index) for job in ("ps", "worker") for index in range(jobs[job])]
+        for task in tasks:
+            with suppress(tf.errors.OpError):  # it is lost: if it comes back, it is checked then
+                check_task(task)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self.num_ps = jobs["ps"]
         self.num_workers = jobs["worker"]
@@ -113,10 +119,7 @@ class CoordinatorCluster(Cluster):
         self._on_lost = on_lost
         self._calls = CallTracker(wait_secs=wait_secs)
         self._losses = WorkerLosses()
-        self._health = HealthMonitor(
-            [(job, index) for job in ("ps", "worker") for index in range(jobs[job])],
-            timeout_secs=server_timeout_secs,
-        )
+        self._health = HealthMonitor(tasks, timeout_secs=server_timeout_secs)
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
@@ -258,6 +261,9 @@ class CoordinatorCluster(Cluster):
 
     def _check_servers(self) -> ClusterError | None:
         """Lets idle workers drain, kills dead workers; returns why the cluster is lost, if so."""
+        foreign = self._health.foreign()
+        if foreign is not None:
+            return foreign
         draining = self._health.draining()
         for job, index in draining:
             if job == "worker" and not self._calls.is_busy(index):

@@ -6,13 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
 
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
 from embedps import kernels
-from embedps.errors import ServerLostError
+from embedps.errors import ClusterError, ServerLostError
+from embedps.kernels.tasks import TaskId, check_task, device_of
 
 _PROBE_SECS = 1.0
 _TICK_SECS = 0.2
@@ -21,15 +21,6 @@ _TICK_SECS = 0.2
 # accepts connections for a stopped process too.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _own = threading.local()
-
-TaskId: TypeAlias = tuple[str, int]
-"""Identifies a task of the cluster: its job ("ps" or "worker") and its index."""
-
-
-def device_of(task: TaskId) -> str:
-    """Returns the device where a task's ops run."""
-    job, index = task
-    return f"/job:{job}/replica:0/task:{index}/device:CPU:0"
 
 
 def wait_until_serving(
@@ -82,7 +73,8 @@ class HealthMonitor:
         """
         self._timeout_secs = timeout_secs
         self._ran_secs = 0.0  # time that this process ran, give or take a tick
-        self._lock = threading.Lock()  # guards the five below
+        self._lock = threading.Lock()  # guards the six below
+        self._foreign: ClusterError | None = None
         self._alive: set[TaskId] = set()  # answered the last probe
         self._pending: dict[TaskId, float] = {}  # by `_ran_secs`: when an open probe began
         self._refusals: dict[TaskId, int] = {}  # probes refused in a row
@@ -116,6 +108,11 @@ class HealthMonitor:
         with self._lock:
             self._may_shut_down.add(task)
 
+    def foreign(self) -> ClusterError | None:
+        """Returns why a task cannot stay that came back with other versions; None if none did."""
+        with self._lock:
+            return self._foreign
+
     def close(self) -> None:
         """Stops probing."""
         self._closed.set()
@@ -133,14 +130,21 @@ class HealthMonitor:
             with self._lock:
                 self._pending[task] = self._ran_secs
                 may_shut_down = task in self._may_shut_down
+                is_new = task not in self._alive
+            foreign = None
             try:
                 with tf.device(device_of(task)):
                     draining = bool(kernels.load().embedps_probe(release=may_shut_down))
                 alive, refused = True, False
+                if is_new:
+                    check_task(task)
+            except ClusterError as error:
+                foreign = error
             except tf.errors.OpError as error:
                 alive, draining = False, False
                 refused = isinstance(error, tf.errors.UnavailableError)
             with self._lock:
+                self._foreign = self._foreign or foreign
                 del self._pending[task]
                 (self._alive.add if alive else self._alive.discard)(task)
                 self._refusals[task] = self._refusals.get(task, 0) + 1 if refused else 0

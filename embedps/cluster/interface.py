@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from embedps.cluster.health import TaskId
 from embedps.cluster.worker_losses import WorkerNews
 from embedps.engine.steps.interface import UnitFunction
 from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.ways import Place
 from embedps.errors import ClusterError
+from embedps.kernels.tasks import TaskId
 from embedps.tables.collection import EmbeddingCollection
 
 OnDeath: TypeAlias = Callable[[], BaseException | None]

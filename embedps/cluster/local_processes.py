@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from embedps.cluster.health import TaskId, wait_until_serving
+from embedps.cluster.health import wait_until_serving
 from embedps.cluster.interface import ScheduledCall
 from embedps.console.child_process import ChildProcess, how_it_ended
 from embedps.errors import ClusterError, ServerLostError
+from embedps.kernels.tasks import TaskId
 
 _TICK_SECS = 0.2
 _MAX_DEATHS = 3  # in a row: of one worker, or of workers that run a unit whose deaths nobody counts

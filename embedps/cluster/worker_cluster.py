@@ -58,6 +58,7 @@ class WorkerCluster(EmbeddedCluster):
 
         Raises:
           UsageError: there is one worker only.
+          ClusterError: another worker has other versions than this one.
         """
         addresses, rank = task["cluster"]["worker"], int(task["task"]["index"])
         if len(addresses) < 2:

@@ -11,17 +11,19 @@ import socket
 import time
 from collections.abc import Sequence
 
+from embedps import kernels
 from embedps.cluster.bind_address import ip_of
 from embedps.console.lines import say
 from embedps.console.shutdown import end_process
 from embedps.errors import ServerLostError
+from embedps.kernels.tasks import check_versions
 
 _GO = b"embedps: go\n"
 _ASK, _READY = b"?", b"!"
 _POLL_SECS = 0.2
 _READY_SECS = 5.0
 _SAY_SECS = 10.0
-_MOST_DIGITS = 9
+_MOST_BYTES = 200
 
 
 def gather(addresses: Sequence[str], rank: int, *, wait_secs: float) -> None:
@@ -31,6 +33,9 @@ def gather(addresses: Sequence[str], rank: int, *, wait_secs: float) -> None:
       addresses: of the workers, as TF_CONFIG has them.
       rank: of this one.
       wait_secs: the longest wait.
+
+    Raises:
+      ClusterError: a worker has other versions than the first, where this is raised.
     """
     wait = _Wait(wait_secs)
     if rank:
@@ -58,7 +63,9 @@ def gather(addresses: Sequence[str], rank: int, *, wait_secs: float) -> None:
             except TimeoutError:
                 continue
             stack.enter_context(other)
-            if (found := _rank_of(other)) is not None and 0 < found < len(addresses):
+            found, versions = _introduced(other)
+            if 0 < found < len(addresses):
+                check_versions(f"worker {found}", versions)
                 come[found] = other
         for other in come.values():
             with contextlib.suppress(OSError):
@@ -94,7 +101,7 @@ def _is_let_go(first: str, rank: int, wait: _Wait) -> bool:
     host, _, port = first.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as connection:
-            connection.sendall(f"{rank}\n".encode())
+            connection.sendall(f"{rank} {kernels.versions()}\n".encode())
             connection.settimeout(_POLL_SECS)
             said = b""
             while _GO.startswith(said) and said != _GO:
@@ -114,19 +121,19 @@ def _is_let_go(first: str, rank: int, wait: _Wait) -> bool:
         return False
 
 
-def _rank_of(other: socket.socket) -> int | None:
-    """Reads the rank of who came; None if it is no worker."""
+def _introduced(other: socket.socket) -> tuple[int, str]:
+    """Reads the rank and the versions of who came; rank 0 if it is no worker."""
     other.settimeout(1.0)
     said = b""
     try:
-        while not said.endswith(b"\n") and len(said) <= _MOST_DIGITS:
+        while not said.endswith(b"\n") and len(said) <= _MOST_BYTES:
             if not (more := other.recv(1)):
-                return None
+                return 0, ""
             said += more
     except OSError:
-        return None
-    digits = said.strip()
-    return int(digits) if digits.isdigit() else None
+        return 0, ""
+    rank, _, versions = said.decode(errors="replace").strip().partition(" ")
+    return int(rank) if rank.isdecimal() and len(rank) < 10 else 0, versions
 
 
 def _is_ready(other: socket.socket) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import embedps
+from embedps.constants import CHECKPOINT_VERSION
 from embedps.errors import KernelBuildError
 
 
@@ -41,6 +42,16 @@ def load() -> Any:
     return tf.load_op_library(str(path))
 
 
+def versions() -> str:
+    """Names what all tasks of a cluster must have in common."""
+    from tensorflow.python.client import pywrap_tf_session
+
+    return (
+        f"embedps {embedps.__version__}, TensorFlow {pywrap_tf_session.get_version()} "
+        f"and checkpoint format {CHECKPOINT_VERSION}"
+    )
+
+
 @functools.cache
 def _load_into_runtime() -> Path:
     """Registers the ops and kernels with TensorFlow's runtime. Returns the library's path.
@@ -65,5 +76,5 @@ def _load_into_runtime() -> Path:
         raise KernelBuildError(
             f"{path} does not load ({error}): remove it and run `python -m embedps.kernels.build`"
         ) from error
-    ctypes.CDLL(str(path)).embedps_set_version(embedps.__version__.encode())
+    ctypes.CDLL(str(path)).embedps_set_version(versions().encode())
     return path

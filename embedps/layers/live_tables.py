@@ -12,7 +12,7 @@ from tensorflow.python.eager import context
 
 from embedps import kernels
 from embedps.errors import ClusterError, UsageError
-from embedps.layers.server_tables import check_task, device_of
+from embedps.kernels.tasks import check_task, device_of
 from embedps.layers.table_directory import published
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import FeatureSpec, TableSpec
@@ -53,10 +53,11 @@ class LiveTables:
 
     def __init__(self, num_servers: int, client: str | None) -> None:
         """Finds the tables; see `connect`."""
-        self._devices = [device_of("ps", index) for index in range(num_servers)]
+        tasks = [("ps", index) for index in range(num_servers)]
+        self._devices = [device_of(task) for task in tasks]
         self._client = client
-        for device in self._devices:
-            check_task(device)
+        for task in tasks:
+            check_task(task)
         self._find()
 
     @property

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-import embedps
 from embedps import kernels
 from embedps.errors import ClusterError
+from embedps.kernels.tasks import check_task, device_of
 from embedps.layers import scheduled_calls, table_directory
 from embedps.layers.own_tables import OwnTables, Rate, Token, mistake
 from embedps.tables import ops
@@ -67,9 +67,13 @@ class ServerTables(OwnTables):
                 _check_same(tables, other.collection.tables)
         self.strategy = strategy
         extended = strategy.extended
-        servers = [device_of("ps", index) for index in range(extended._num_ps)]
-        for device in (*servers, *(device_of("worker", i) for i in range(extended._num_workers))):
-            check_task(device)
+        tasks = {"ps": extended._num_ps, "worker": extended._num_workers}
+        for task in ((job, index) for job, count in tasks.items() for index in range(count)):
+            try:
+                check_task(task)
+            except ClusterError as error:
+                raise mistake(str(error), ClusterError) from error
+        servers = [device_of(("ps", index)) for index in range(extended._num_ps)]
         scheduled_calls.watch()
         cluster = strategy._cluster_resolver.cluster_spec()
         client = cluster.task_address("chief", 0) if "chief" in cluster.jobs else "unnamed"
@@ -215,34 +219,3 @@ def _check_same(tables: Sequence[TableSpec], others: Sequence[TableSpec]) -> Non
                     f"of a cluster but has {name} {value} and {ours[name]}: use another name, or "
                     "one layer for all features"
                 )
-
-
-def device_of(job: str, index: int) -> str:
-    """Names the device of a task."""
-    return f"/job:{job}/replica:0/task:{index}/device:CPU:0"
-
-
-def check_task(device: str) -> None:
-    """Checks that a task has the kernels of this version of embedps.
-
-    Raises:
-      ClusterError: it has not.
-    """
-    parsed = tf.DeviceSpec.from_string(device)
-    name = f"{parsed.job} {parsed.task}"
-    try:
-        with tf.init_scope(), tf.device(device):
-            version = kernels.load().embedps_version().numpy().decode()
-    except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
-        raise mistake(
-            f"{name} must have the kernels of embedps to hold rows, but has none: start it by "
-            "`embedps server`, or `import embedps` in its program before its tf.distribute.Server "
-            "starts",
-            ClusterError,
-        ) from error
-    if version != embedps.__version__:
-        raise mistake(
-            f"{name} must run embedps {embedps.__version__}, as this process does, but runs "
-            f"{version}: start it with the same version",
-            ClusterError,
-        )

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Set
 
-from embedps.cluster.health import TaskId
 from embedps.cluster.interface import Cluster
 from embedps.errors import ServerLostError
+from embedps.kernels.tasks import TaskId
 
 _TICK_SECS = 0.2
 _RELEASE_SECS = 5.0

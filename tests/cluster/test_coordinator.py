@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import pytest
 import tensorflow as tf
 
+import embedps
+from embedps import kernels
 from embedps.cluster import local_processes
 from embedps.cluster.call_tracker import CallTracker
 from embedps.cluster.coordinator import CoordinatorCluster
@@ -99,6 +101,9 @@ class HealthMonitor:
 
     def unresponsive(self):
         return self.silent_tasks
+
+    def foreign(self):
+        return None
 
 
 def make_coordinator() -> tuple[CoordinatorCluster, CallTracker]:
@@ -210,6 +215,7 @@ def test_processes_of_a_local_cluster_do_the_work_and_end_with_it(tmp_path):
     process, found = start(tmp_path, 2, 2, 3, "close")
     handles = [os.pidfd_open(found[task]) for task in ("ps", "worker")]
     assert process.stdout is not None
+    foreign = process.stdout.readline()
     assert process.stdout.readline() == "closed\n"
     assert all(has_ended(handle) for handle in handles)
     process.communicate("")
@@ -228,6 +234,8 @@ def test_processes_of_a_local_cluster_do_the_work_and_end_with_it(tmp_path):
         f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in (0, 1, 0)
     ]  # three shards on two servers
     assert found["rows"] == {"t": 100}
+    ours, theirs = kernels.versions(), kernels.versions().replace(embedps.__version__, "9.9")
+    assert f"worker 0 must run {ours}, as this process does, but runs {theirs}" in foreign
 
 
 def worker_pids(found):

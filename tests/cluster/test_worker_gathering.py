@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from embedps import kernels
 from embedps.cluster.worker_gathering import gather
 from embedps.data.dataset import Dataset
-from embedps.errors import ServerLostError
+from embedps.errors import ClusterError, ServerLostError
 from tests.builders import TINY_DLRM_FLAGS
 from tests.commands import start, until
 
@@ -47,15 +51,29 @@ def connected(address: str) -> socket.socket:
 def test_all_go_on_once_all_are_there_and_strangers_do_not_count() -> None:
     addresses = free_addresses(3)
     workers = [started(lambda r=rank: gather(addresses, r, wait_secs=60)) for rank in (1, 0)]  # type: ignore[misc]
-    for said in (b"", b"7\n", b"-1\n", b"0\n", b"x" * 99, b"GET / HTTP/1.1\r\n\r\n"):
+    for said in (b"", b"7\n", b"-1\n", b"0\n", b"x" * 99, b"GET / HTTP/1.1\r\n\r\n", b"\xff 1\n"):
         with connected(addresses[0]) as stranger:
             stranger.sendall(said)
     with connected(addresses[0]) as gone:  # and then waited for again
-        gone.sendall(b"2\n")
+        gone.sendall(f"2 {kernels.versions()}\n".encode())
     workers.append(started(lambda: gather(addresses, 2, wait_secs=60)))
     for worker in workers:
         worker.join(60)
         assert not worker.is_alive()
+
+
+def test_a_worker_of_other_versions_is_refused() -> None:
+    addresses = free_addresses(2)
+
+    def come() -> None:
+        with connected(addresses[0]) as other:
+            other.sendall(b"1 embedps 9.9, TensorFlow 2.20.0 and checkpoint format 9\n")
+            other.recv(1)
+
+    started(come)
+    told = f"worker 1 must run {kernels.versions()}, as this process does, but runs embedps 9.9, "
+    with pytest.raises(ClusterError, match=re.escape(told)):
+        gather(addresses, 0, wait_secs=60)
 
 
 def test_who_waits_in_vain_ends_with_a_line(clicks: Dataset, tmp_path: Path) -> None:

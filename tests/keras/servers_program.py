@@ -20,7 +20,8 @@ import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
 
-from embedps.layers.server_tables import check_task, device_of
+from embedps.cluster.coordinator import CoordinatorCluster
+from embedps.kernels.tasks import check_task, device_of
 from tests.keras.models import MODELS, features
 
 NUM_IDS, DIM, RATE = 40, 4, 0.1
@@ -305,7 +306,7 @@ def policies(_: Path) -> Any:
 
 
 def process_of(job: str, index: int) -> int:
-    with tf.device(device_of(job, index)):
+    with tf.device(device_of((job, index))):
         return int(embedps.kernels.load().embedps_process_id())
 
 
@@ -365,11 +366,14 @@ def loop_without_a_server(_: Path) -> Any:
 
 def foreign(_: Path) -> Any:
     """Connects to tasks that do not have what this process has."""
+    options = {"server_timeout_secs": 60.0, "wait_secs": 60.0}
+    engine = message(lambda: CoordinatorCluster(resolver(), **options))
     with tf.distribute.ParameterServerStrategy(resolver()).scope():
         used = layer()
     return {
+        "engine": engine,
         "layer": message(lambda: used({"id": tf.zeros([1], tf.int64)}, training=True)),
-        "worker": message(lambda: check_task(device_of("worker", 0))),
+        "worker": message(lambda: check_task(("worker", 0))),
     }
 
 

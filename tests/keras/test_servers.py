@@ -14,8 +14,12 @@ import numpy as np
 import pytest
 
 import embedps
+
+import tensorflow as tf  # isort: skip
+
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_named
+from embedps.constants import CHECKPOINT_VERSION
 from tests.builders import read_split, write_dataset
 from tests.commands import environment, run_program
 from tests.keras.models import dlrm, features
@@ -182,7 +186,11 @@ def test_a_task_without_our_kernels_or_of_another_version_is_named(tmp_path: Pat
     config = {
         job: json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}}) for job in jobs
     }
-    other = "import embedps; embedps.__version__ = '9.9'"
+    other = (  # as other packages would have them
+        "import embedps.constants; from tensorflow.python.client import pywrap_tf_session as tf_;"
+        "embedps.__version__ = '9.9'; embedps.constants.CHECKPOINT_VERSION = 9;"
+        "tf_.get_version = lambda: '2.99.0'"
+    )
     servers = [
         subprocess.Popen(
             [sys.executable, "-c", before + STOCK_SERVER], env=environment(TF_CONFIG=config[job])
@@ -198,7 +206,10 @@ def test_a_task_without_our_kernels_or_of_another_version_is_named(tmp_path: Pat
             server.wait()
     found = json.loads(output.splitlines()[-1])
     assert found["layer"].startswith("ClusterError: ps 0 must have the kernels of embedps")
+    assert found["engine"] == found["layer"]
     assert found["worker"] == (
-        f"ClusterError: worker 0 must run embedps {embedps.__version__}, as this process does, but "
-        "runs 9.9: start it with the same version"
+        f"ClusterError: worker 0 must run embedps {embedps.__version__}, TensorFlow "
+        f"{tf.__version__} and checkpoint format {CHECKPOINT_VERSION}, as this process does, but "
+        "runs embedps 9.9, TensorFlow 2.99.0 and checkpoint format 9: start it with the same "
+        "versions"
     )

@@ -8,11 +8,10 @@ import re
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeGuard
 
-from embedps.constants import ADMISSION_FILE_PREFIX
+from embedps.constants import ADMISSION_FILE_PREFIX, CHECKPOINT_VERSION
 from embedps.errors import CheckpointError
 from embedps.storage import file_io
 
-VERSION = 4
 _WITHOUT_VECTORS = 3
 _WITHOUT_ADMISSION = 2
 
@@ -219,11 +218,13 @@ class Manifest:
         if self.version == 0:
             admits = any(save.admission for save in self.chain)
             without = _WITHOUT_VECTORS if admits else _WITHOUT_ADMISSION
-            object.__setattr__(self, "version", VERSION if self.vectors else without)
+            object.__setattr__(self, "version", CHECKPOINT_VERSION if self.vectors else without)
         where = f"manifest {self.number}"
         _check_counts(where, number=self.number, step=self.step)
-        if not 1 <= self.version <= VERSION:
-            raise CheckpointError(f"{where}: version must be from 1 to {VERSION}: {self.version}")
+        if not 1 <= self.version <= CHECKPOINT_VERSION:
+            raise CheckpointError(
+                f"{where}: version must be from 1 to {CHECKPOINT_VERSION}: {self.version}"
+            )
         if not 0 <= self.wall_time <= _MAX_TIME:
             raise CheckpointError(
                 f"{where}: wall_time must be seconds since the epoch but is {self.wall_time!r:.60}"

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from embedps.checkpoint.format.manifest import (
-    VERSION,
     FileEntry,
     Manifest,
     SaveKind,
     SaveSet,
     is_count,
 )
+from embedps.constants import CHECKPOINT_VERSION
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 
@@ -58,9 +58,10 @@ def from_json(data: bytes, path: Path) -> Manifest:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CorruptCheckpointError(f"{path}: field 'format' must be {FORMAT!r}: not a manifest")
     version = content.get("version")
-    if is_count(version) and version > VERSION:
+    if is_count(version) and version > CHECKPOINT_VERSION:
         raise CheckpointError(
-            f"{path}: its version is {version}, this embedps reads up to {VERSION}: upgrade"
+            f"{path}: its version is {version}, this embedps reads up to "
+            f"{CHECKPOINT_VERSION}: upgrade"
         )
     stored = content.pop("xxh3_64", None)
     try:

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from embedps.checkpoint.chain import extend
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import VERSION, Manifest, SaveSet
+from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.tools.replay import Partition
+from embedps.constants import CHECKPOINT_VERSION
 from embedps.errors import CheckpointError, DirectoryInUseError, UsageError
 from embedps.storage import file_io
 from embedps.storage.file_lock import RUN_LOCK_NAME, check_locks, locked
@@ -121,7 +122,7 @@ def commit_delta(
         file_io.store_of(directory.path).sync_directory(directory.path)
         manifest = dataclasses.replace(
             newest,
-            version=VERSION,
+            version=CHECKPOINT_VERSION,
             number=max(save.number, newest.number + 1),
             wall_time=time.time(),
             chain=extend(newest.chain, save),

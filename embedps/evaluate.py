@@ -21,12 +21,13 @@ from embedps.checkpoint.refs import manifest_option
 from embedps.config_fields import MAX_COUNT, option
 from embedps.console import command_line, flags
 from embedps.console.child_process import end_with_parent
-from embedps.console.lines import say
+from embedps.console.lines import log_as, say
 from embedps.console.progress import ProgressLine, rate_text
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
 from embedps.run.cluster_config import MAX_SHARDS
+from embedps.run.monitoring_config import LogFormat, log_format_option
 from embedps.run.opened_run import OpenedRun, RunOptions, open_run
 from embedps.run.summary import (
     SUMMARY_NAME,
@@ -75,6 +76,7 @@ class EvaluateConfig(RunOptions):
     idle_secs: float = option(
         math.inf, "end when there was no new checkpoint for this long", above=0, most=math.inf
     )
+    log_format: LogFormat = log_format_option()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +102,7 @@ class EvaluateConfig(RunOptions):
 def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> int:
     """Scores checkpoints until the run's last one, or once."""
     config = flags.read(EvaluateConfig, arguments, prog, __doc__)
+    log_as(config.log_format)
     is_sidecar = end_with_parent()
     if is_sidecar:
         os.nice(10)  # training comes first

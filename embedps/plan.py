@@ -25,7 +25,9 @@ from embedps.run.run_flags import RunFlags
 def main(arguments: Sequence[str], prog: str = "python -m embedps.plan") -> int:
     """Prints a plan; returns the exit code."""
     # Imported late, as TensorFlow is: --help does not wait for it.
-    flags = RunFlags(arguments, prog, __doc__ or "", defaults={"model_dir": "."})
+    flags = RunFlags(
+        arguments, prog, __doc__ or "", defaults={"model_dir": "."}, without="monitoring"
+    )
     from embedps.planning.plan_config import PlanConfig
 
     flags.add(PlanConfig, "plan")

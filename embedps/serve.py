@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from embedps.checkpoint.refs import number_of
 from embedps.console import command_line, flags
-from embedps.console.lines import say
+from embedps.console.lines import log_as, say
 from embedps.console.shutdown import stop_signals
 from embedps.features.transforms import Transforms
 from embedps.run.opened_run import OpenedRun, open_run
@@ -36,6 +36,7 @@ _EXAMPLE_ROWS = 2
 def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int:
     """Serves until SIGTERM or Ctrl-C."""
     config = flags.read(ServeConfig, arguments, prog, __doc__)
+    log_as(config.log_format)
     if config.example_request:
         print(example_request(config))
     else:

@@ -20,12 +20,13 @@ from typing import NoReturn
 
 from embedps import config_fields, kernels
 from embedps.cluster.bind_address import check_listening, listen_at
-from embedps.config_fields import MAX_SECS, option
+from embedps.config_fields import MAX_SECS, option, section
 from embedps.console import command_line, flags, tf_startup
 from embedps.console.child_process import end_with_parent
-from embedps.console.lines import say
+from embedps.console.lines import log_as, say
 from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
+from embedps.run.monitoring_config import MonitoringConfig
 from embedps.run.tf_config import read_tf_config
 
 _CLIENT_SECS = 5.0  # a client that has not asked for this long is gone
@@ -41,6 +42,8 @@ class ServerConfig:
         TrainConfig.grace_secs, "seconds from SIGTERM to the end", above=0, most=MAX_SECS
     )
 
+    monitoring: MonitoringConfig = section(MonitoringConfig)
+
     def __post_init__(self) -> None:
         config_fields.check(self)
 
@@ -52,9 +55,11 @@ def serve(config: ServerConfig) -> NoReturn:
       config: how long it then waits for its client to release it.
 
     Raises:
-      UsageError: TF_CONFIG is absent, names no worker or ps, or a wildcard for this task.
+      UsageError: TF_CONFIG is absent, names no worker or ps, or a wildcard for this task; or the
+        port of metrics cannot be had.
       ClusterError: its address cannot be bound.
     """
+    log_as(config.monitoring.log_format)
     found = read_tf_config()
     if found is None:
         raise UsageError("a server must be told its task by TF_CONFIG, which is not set")
@@ -72,6 +77,11 @@ def serve(config: ServerConfig) -> NoReturn:
     from tensorflow.python.training import server_lib
 
     library = kernels.library()
+    if config.monitoring.metrics_port is not None:
+        from embedps.cluster import task_metrics
+        from embedps.run.metrics_port import MetricsPort
+
+        MetricsPort(config.monitoring).show(task_metrics.METRICS, None)
     session = config_pb2.ConfigProto()
     # A local cluster's processes share the cores: a spinning thread takes time from the others.
     session.experimental.disable_thread_spinning = True

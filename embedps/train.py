@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from embedps.cluster.before_tensorflow import begin_cluster
 from embedps.console import command_line, flags
-from embedps.console.lines import say
+from embedps.console.lines import log_as, say, show
 from embedps.console.shutdown import sigterm_exits
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     if task is not None and is_server(task):
         serve(flags.read_known(ServerConfig, arguments, prog))
     run = parse(arguments, prog)
+    log_as(run.config.monitoring.log_format)
     check_task(run.config)
     dataset = open_dataset(run.config)
     cluster = begin_cluster(run.config)
@@ -71,11 +72,13 @@ def _train(
     import tensorflow as tf
 
     from embedps.engine.unit_functions import explain
+    from embedps.run.metrics_port import MetricsPort
     from embedps.training.other_worker import join
     from embedps.training.recovery import Recovery, take_loss
     from embedps.training.trainer import Trainer
 
     if cluster is not None and not cluster.leads:
+        MetricsPort(config.monitoring)
         join(recommender, dataset, config, cluster)
     loss = take_loss()
     recovery = Recovery(loss, again=config.cluster.num_ps > 0 or cluster is not None)
@@ -92,7 +95,7 @@ def _train(
             )
             recovery.follow(trainer)
             result = trainer.fit()
-            print(result, flush=True)
+            show(str(result))
     except (ServerLostError, tf.errors.OpError) as error:
         lost = explain(error)
         if not isinstance(lost, ServerLostError):

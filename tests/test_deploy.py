@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ from embedps.errors import ServerLostError
 from embedps.run.config import TrainConfig
 from embedps.serving.server.serve_config import ServeConfig
 from tests.builders import ROOT
+from tools.reference_pages import declared_metrics
 
 MANIFEST = ROOT / "deploy" / "kubernetes.yaml"
 
@@ -30,6 +32,20 @@ def pods() -> dict[str, dict[str, Any]]:
         for (_, name), d in load().items()
         if "template" in d.get("spec", {})
     }
+
+
+def test_the_dashboard_and_the_alerts_name_metrics_that_there_are():
+    rules = yaml.safe_load((ROOT / "deploy" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    board = json.loads((ROOT / "deploy" / "grafana.json").read_text())
+    shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    expressions = [*shown, *(rule["expr"] for rule in rules)]
+    named = {name for e in expressions for name in re.findall(r"\b(?:embedps|process)_\w+", e)}
+    known = {name for metrics in declared_metrics().values() for name in metrics}
+    known |= {f"process_{name}" for name in ("resident_memory_bytes", "cpu_seconds_total")}
+    parts = {name: re.sub("_(sum|count|bucket)$", "", name) for name in named}
+    assert [name for name, whole in parts.items() if not {name, whole} & known] == []
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    assert all(set(rule["annotations"]) == {"means", "do"} for rule in rules)
 
 
 def test_manifest_has_each_part_once():

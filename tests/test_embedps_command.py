@@ -90,6 +90,7 @@ def test_help_reads_no_command():
         "embedps.config_fields",
         "embedps.console",
         "embedps.console.command_line",
+        "embedps.console.lines",
         "embedps.console.tf_startup",
         "embedps.errors",
     }

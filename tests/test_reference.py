@@ -20,6 +20,11 @@ def test_the_list_of_names_is_that_of_the_docstrings():
     assert page == reference_pages.api_page(page), ADVICE
 
 
+def test_the_page_of_metrics_is_that_of_the_declarations_and_the_alerts():
+    page = reference_pages.METRICS.read_text()
+    assert page == reference_pages.metrics_page(page), ADVICE
+
+
 def test_the_list_has_every_public_name():
     names = re.findall(r"^- `(?:embedps\.)?([\w.]+)`: \S", reference_pages.API.read_text(), re.M)
     assert set(embedps.__all__) - {"__version__"} <= set(names)

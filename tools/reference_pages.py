@@ -2,7 +2,8 @@
 
 docs/reference/flags.md is made of the commands' argparse parsers, as `--help` gets them. The list
 of names in docs/reference/api.md is made of the first lines of the docstrings of the names that the
-page's directives have. tests/test_reference.py keeps both equal to the code.
+page's directives have. docs/reference/metrics.md lists the metrics as they are declared, and the
+alerts of deploy/alerts.yaml. tests/test_reference.py keeps all equal to the code.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
+import yaml
+
 import embedps
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-FLAGS, API = DOCS / "reference" / "flags.md", DOCS / "reference" / "api.md"
+FLAGS, API, METRICS = (DOCS / "reference" / f"{name}.md" for name in ("flags", "api", "metrics"))
+ALERTS = DOCS.parent / "deploy" / "alerts.yaml"
 BEGIN, END = "<!-- by tools/reference_pages.py -->", "<!-- end -->"
 _HEAD = """\
 # Flags
@@ -154,15 +158,57 @@ def _brief(text: str) -> str:
 
 def api_page(page: str) -> str:
     """Puts the list of names into the page of the API, above its directives."""
-    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
     lines = []
-    for heading, name in re.findall(r"^(?:### (.+)|::: (.+))$", page[end:], re.M):
+    for heading, name in re.findall(r"^(?:### (.+)|::: (.+))$", page[page.index(END) :], re.M):
         if heading:
             lines.append(f"\n**{heading}**\n")
         else:
             lines.append(f"- `{name}`: {_summary(name)}")
             lines += _errors() if name == "embedps.errors" else ()
+    return _filled(page, lines)
+
+
+def _filled(page: str, lines: Sequence[str]) -> str:
+    """Puts lines into a page, in the place of those that were made before."""
+    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
     return page[:begin] + "\n" + "\n".join(lines) + "\n\n" + page[end:]
+
+
+def declared_metrics() -> dict[str, dict[str, str]]:
+    """Gives by program the metrics that it has, by name: what each is, and of what."""
+    from embedps.cluster import task_metrics
+    from embedps.run import metrics_port
+    from embedps.serving.server.metrics import ServerMetrics
+    from embedps.training import run_metrics
+
+    programs = {
+        "embedps train": run_metrics.METRICS,
+        "embedps server": task_metrics.METRICS,
+        "embedps train and server": metrics_port.OF_ALL,
+    }
+    listed = {
+        program: {
+            m.name: m.text[:-1] + (f", by {' and '.join(m.labels)}." if m.labels else ".")
+            for m in found
+        }
+        for program, found in programs.items()
+    }
+    serve = ServerMetrics(list).text()
+    return listed | {"embedps serve": dict(re.findall(r"(?m)^# HELP (\w+) (.+)$", serve))}
+
+
+def metrics_page(page: str) -> str:
+    """Puts the metrics and the alerts into their page."""
+    lines = []
+    for program, metrics in declared_metrics().items():
+        lines += [f"\n## {program}\n", "metric|is", "---|---"]
+        lines += [f"`{name}`|{text}" for name, text in metrics.items()]
+    lines += ["", "## Alerts"]
+    for rule in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]:
+        said = rule["annotations"]
+        lines += [f"\n### {rule['alert']}\n", f"`{rule['expr']}`", ""]
+        lines += [f"**It means:** {said['means']} **What to do:** {said['do']}"]
+    return _filled(page, lines)
 
 
 def _summary(name: str) -> str:
@@ -189,4 +235,5 @@ def _errors() -> Iterator[str]:
 
 if __name__ == "__main__":
     FLAGS.write_text(flags_page(), encoding="utf-8")
+    METRICS.write_text(metrics_page(METRICS.read_text(encoding="utf-8")), encoding="utf-8")
     API.write_text(api_page(API.read_text(encoding="utf-8")), encoding="utf-8")

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from embedps.config_fields import check_text, check_value, shown
+from embedps.console.lines import say, show
 from embedps.errors import EmbedpsError, KernelBuildError, UsageError, printable
 
 _LIKENESS = 0.8  # of a flag and what it is taken for
@@ -191,7 +192,7 @@ def run(
             if not isinstance(error, KeyboardInterrupt) and not was_interrupted():
                 return report(error)
     advice = ": nothing was finished, run the command again" if all_or_nothing else ""
-    print(f"embedps: interrupted{advice}", file=sys.stderr, flush=True)
+    say(f"embedps: interrupted{advice}", file=sys.stderr)
     return INTERRUPTED_EXIT_CODE
 
 
@@ -205,9 +206,8 @@ def report(error: EmbedpsError | OSError) -> int:
     else:
         message = str(error) or type(error).__name__
     if not isinstance(error, KernelBuildError):
-        message = re.sub(r"\s*\n\s*", " ", message.strip())
-        message = printable(message)
-    print(f"embedps: {message}", file=sys.stderr, flush=True)
+        message = printable(re.sub(r"\s*\n\s*", " ", message.strip()))
+    show(f"embedps: {message}", file=sys.stderr)
     return error.exit_code if isinstance(error, EmbedpsError) else 1
 
 

@@ -83,7 +83,11 @@ def read_known(config: type[C], arguments: Sequence[str], prog: str) -> C:
     parser.add_argument("--config")
     add_flags(parser, config)
     given, _ = parser.parse_known_args(arguments)
-    return make(config, given, read_file(given.config))
+    values = read_file(given.config)
+    for name in sections_of(config):
+        table = values.pop(name, {})
+        values |= table if isinstance(table, dict) else {}
+    return make(config, given, values)
 
 
 def add_file_flag(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +117,8 @@ def add_flags(
     """
     sections: dict[str | None, Any] = {None: parser.add_argument_group(title) if title else parser}
     for name, kind in sections_of(config).items():
+        if all(option.name in without for option in options_of(config) if option.section == name):
+            continue
         summary = (kind.__doc__ or "").partition("\n")[0]
         sections[name] = parser.add_argument_group(name, summary)
     # --help begins with what must be given.

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import sys
 from typing import TextIO
 
 from embedps.errors import printable
+
+_WARNING = "warning: "
+_is_json = False
+
+
+def log_as(form: str) -> None:
+    """Sets the form of what this process says from now on: "text" or "json"."""
+    global _is_json
+    _is_json = form == "json"
+
+
+def is_json() -> bool:
+    """Whether each line is a JSON object."""
+    return _is_json
 
 
 def say(text: str, *, file: TextIO | None = None) -> None:
     """Prints one line at once.
 
     Ends of lines, control characters and bytes that are no UTF-8 are escaped: a name can neither
-    forge a line of a log nor move a terminal's cursor.
+    forge a line of a log nor move a terminal's cursor. In JSON, what goes to stderr is an error.
     """
-    print(printable(text), file=file or sys.stdout, flush=True)
+    show(text if _is_json else printable(text), file=file)
+
+
+def show(text: str, *, file: TextIO | None = None) -> None:
+    """Prints a text of this program's own at once; it may have several lines."""
+    if _is_json:
+        level = "error" if file is sys.stderr else "info"
+        if text.startswith(_WARNING):
+            level, text = "warning", text.removeprefix(_WARNING)
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        text = json.dumps({"time": time, "level": level, "event": text})
+    print(text, file=file or sys.stdout, flush=True)

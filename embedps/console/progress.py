@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from embedps.console.lines import say
+from embedps.console.lines import is_json, say
 from embedps.errors import printable
 
 if TYPE_CHECKING:  # a command's --help does not wait for it
@@ -54,7 +54,7 @@ class ProgressLine:
         self._next_line = self._began + log_secs if unit else 0.0
         console = Console(file=sys.stdout)
         self._bar: Progress | None = None
-        if console.is_terminal:
+        if console.is_terminal and not is_json():
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(

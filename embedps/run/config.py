@@ -23,6 +23,7 @@ from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.run.cluster_config import ClusterConfig
 from embedps.run.evaluation_config import EvaluationConfig
 from embedps.run.eviction_config import EvictionConfig
+from embedps.run.monitoring_config import MonitoringConfig
 from embedps.run.optimizer_config import OptimizerConfig
 from embedps.run.summary import read_evaluations
 from embedps.run.warm_start_config import WarmStartConfig
@@ -102,6 +103,7 @@ class TrainConfig:
     eviction: EvictionConfig = section(EvictionConfig)
     evaluation: EvaluationConfig = section(EvaluationConfig)
     warm_start: WarmStartConfig = section(WarmStartConfig)
+    monitoring: MonitoringConfig = section(MonitoringConfig)
 
     def __post_init__(self) -> None:
         config_fields.check(self)

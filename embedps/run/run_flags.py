@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from embedps.config_fields import sections_of
+from embedps.config_fields import options_of, sections_of
 from embedps.console import command_line, flags
 from embedps.errors import UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
@@ -37,6 +37,7 @@ class RunFlags:
         description: str,
         *,
         defaults: Mapping[str, Any] | None = None,
+        without: str | None = None,
     ) -> None:
         """Makes the parser; finds the model, whose options are flags too.
 
@@ -44,6 +45,7 @@ class RunFlags:
           prog: what the user called it.
           description: for --help.
           defaults: of options that a run must be given and the command does not need.
+          without: a section of TrainConfig whose options the command does not take.
 
         Raises:
           UsageError: there is no such model, or its Config has a field that is a flag already.
@@ -61,7 +63,8 @@ class RunFlags:
             "and networks, lowers the learning rates, and keeps the best checkpoint",
         )
         self._configs: list[type] = [TrainConfig]
-        flags.add_flags(self.parser, TrainConfig, "training")
+        left_out = [o.name for o in options_of(TrainConfig) if without and o.section == without]
+        flags.add_flags(self.parser, TrainConfig, "training", without=left_out)
         self.add(self._module.Config, f"model {self._model}")
         self.parser.brief = {*sections_of(TrainConfig), f"model {self._model}"}
 

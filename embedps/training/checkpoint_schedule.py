@@ -58,6 +58,10 @@ class CheckpointSchedule:
         """Whether a save is being written, or `poll` has not yet collected its outcome."""
         return self._under_way is not None
 
+    def unsaved_secs(self) -> float:
+        """Tells for how long a save has been tried that is not committed; 0 if all are."""
+        return self._failing.secs
+
     def wait(self, secs: float) -> None:
         """Waits until the save under way has ended, for `secs` at most."""
         if self._under_way is not None:

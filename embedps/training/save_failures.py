@@ -66,6 +66,12 @@ class SaveFailures:
         self._told: float | None = None
         self._problem = ""
 
+    @property
+    def secs(self) -> float:
+        """Since the start of the first save that was not committed; 0 if there is none."""
+        since = self.since
+        return 0.0 if since is None else self._clock() - since
+
     def began(self) -> None:
         """Notes that a save begins."""
         if self.since is None:
@@ -104,8 +110,7 @@ class SaveFailures:
         """
         if self.since is None:
             return
-        now = self._clock()
-        secs = now - self.since
+        now, secs = self._clock(), self.secs
         hangs = not self._problem
         problem = self._problem or "the save that was begun then has not ended"
         if secs >= self._max_secs:

@@ -13,6 +13,7 @@ from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.factory import check_cluster, make_cluster
 from embedps.cluster.interface import Cluster
 from embedps.console import tf_logging
+from embedps.console.lines import log_as
 from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_function import DatasetSource, as_dataset_function
@@ -22,6 +23,7 @@ from embedps.errors import ClusterError, DatasetError, ServerLostError, Training
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.metrics import ClickScores
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
+from embedps.run.metrics_port import MetricsPort
 from embedps.run.model_module import find_model
 from embedps.run.preparation import (
     check_dataset,
@@ -44,6 +46,7 @@ from embedps.training.file_watch import FileWatch
 from embedps.training.fit_result import FitResult
 from embedps.training.lost_progress import LostProgress
 from embedps.training.recovery_record import RecoveryRecord
+from embedps.training.run_metrics import METRICS
 from embedps.training.run_scoring import RunScoring
 from embedps.training.stop_notices import StopNotices
 from embedps.training.training_loop import TrainingLoop
@@ -123,7 +126,8 @@ class Trainer:
         Raises:
           DirectoryInUseError: another run trains in the model directory.
           UsageError: the model directory is of another dataset or another division into units; the
-            config contradicts another argument or cannot end well; the network cannot be trained.
+            config contradicts another argument or cannot end well; the network cannot be trained;
+            the port of metrics cannot be had.
           DimMismatchError: the model directory is of another model, or of another optimizer of its
             network.
           CheckpointError: its last checkpoint cannot be read.
@@ -142,8 +146,11 @@ class Trainer:
         self._lost_timer: threading.Timer | None = None
         self._scoring: RunScoring | None = None
         self._own_cluster: Cluster | None = None
+        self._metrics: MetricsPort | None = None
         self._watched: Cluster | None = None
         try:
+            log_as(config.monitoring.log_format)
+            self._metrics = MetricsPort(config.monitoring)
             self._cluster = self._choose_cluster(cluster, on_lost or self._note_loss)
             self._setup = set_up(
                 recommender,
@@ -155,6 +162,7 @@ class Trainer:
                 dataset_fn=as_dataset_function(dataset_fn),
             )
             self._make_loop(recommender, dataset, recovered_from, callbacks)
+            self._metrics.show(METRICS, self._loop.numbers)
         except BaseException as error:
             cause = self._cause(error)
             self.close()
@@ -335,6 +343,8 @@ class Trainer:
         """
         if self._lost_timer is not None:
             self._lost_timer.cancel()
+        if self._metrics is not None:
+            self._metrics.close()
         if self._scoring is not None:
             self._scoring.close()
         if self._watched is not None:

@@ -48,6 +48,12 @@ class TrainingLog:
             self._joint_steps += joint_steps
 
     @property
+    def examples(self) -> int:
+        """The examples of this run."""
+        with self._lock:
+            return self._examples
+
+    @property
     def joint_steps(self) -> int:
         """The steps of all workers together, of this run."""
         with self._lock:

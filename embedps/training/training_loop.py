@@ -32,6 +32,7 @@ from embedps.training.file_watch import FileWatch
 from embedps.training.last_finite import last_finite
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
+from embedps.training.run_metrics import RunSource
 from embedps.training.run_scoring import RunScoring
 from embedps.training.staleness_report import staleness_histograms, staleness_json
 from embedps.training.stop_notices import StopNotices
@@ -89,6 +90,16 @@ class TrainingLoop:
         self._shown_units, self._shown_text = self._ledger.num_done, ""
         self._waits = WaitReport()
         self._not_finite = ""  # which unit's loss was no number
+        self.numbers = RunSource(
+            ledger=self._ledger,
+            log=self.log,
+            writer=setup.writer,
+            cluster=cluster,
+            recoveries=recoveries,
+            effects=effects,
+            scoring=scoring,
+            watch=watch,
+        )
         self._tables = TableWatch(
             setup.collection,
             setup.directory.path,
@@ -157,6 +168,7 @@ class TrainingLoop:
             self._saves = CheckpointSchedule(
                 self._config.checkpoint, self._ledger, self.save, say=line.say
             )
+            self.numbers.unsaved_secs = self._saves.unsaved_secs
             self._score(line)  # a checkpoint that the previous run saved and did not score
             while not self.finished and not stop.is_set():
                 self._setup.collection.thaw(self._ledger.steps_done())
@@ -362,8 +374,10 @@ class TrainingLoop:
         """Tells the callbacks which workers were lost, or work again."""
         for worker, lost_secs in self._cluster.worker_news():
             if lost_secs is None:
+                self.numbers.lost += 1
                 self._tell_loss(LostWorker(worker=worker))
             else:
+                self.numbers.returned += 1
                 self._tell_recovery(RecoveryEnd(why=f"worker {worker} was lost", secs=lost_secs))
 
     def _tell_loss(self, event: LostWorker) -> None:
@@ -404,7 +418,9 @@ class TrainingLoop:
 
     def _write_report(self, report: dict[str, Any], step: int) -> None:
         """Writes the tables' statistics and the steps' staleness to TensorBoard."""
-        stale = staleness_histograms(self._setup.step_logs.staleness())
+        self.numbers.report = report
+        self.numbers.staleness = self._setup.step_logs.staleness()
+        stale = staleness_histograms(self.numbers.staleness)
         found = points(report)
         if self._config.cluster.is_in_step:
             self.log.write("train", {"joint_steps": float(self._joint_steps())}, step=step)

@@ -366,8 +366,9 @@ def loop_without_a_server(_: Path) -> Any:
 
 def foreign(_: Path) -> Any:
     """Connects to tasks that do not have what this process has."""
-    options = {"server_timeout_secs": 60.0, "wait_secs": 60.0}
-    engine = message(lambda: CoordinatorCluster(resolver(), **options))
+    engine = message(
+        lambda: CoordinatorCluster(resolver(), server_timeout_secs=60.0, wait_secs=60.0)
+    )
     with tf.distribute.ParameterServerStrategy(resolver()).scope():
         used = layer()
     return {

@@ -67,7 +67,9 @@ def test_failure_is_said_at_once_then_once_a_minute_until_it_is_over():
     since = {line.split(",")[0] for line in said}
     assert len(since) == 1
     assert since.pop().startswith("checkpoints are failing since ")
+    assert failing.secs == 140
     failing.committed()
+    assert failing.secs == 0
     assert said[3:] == ["checkpoints are written again, after 140 s"]
     clock.now = 10_000
     failing.check()

@@ -9,6 +9,7 @@ from pathlib import Path
 from embedps.checkpoint.refs import check_name
 from embedps.config_fields import MAX_COUNT, option, section
 from embedps.errors import UsageError
+from embedps.run.monitoring_config import LogFormat, log_format_option
 from embedps.run.opened_run import ModelOptions
 from embedps.serving.server.batching import Batching
 from embedps.serving.server.ranking import Ranking
@@ -65,6 +66,7 @@ class ServeConfig(ModelOptions):
         None, "a file that gets both predictions of each such request, a line of JSON each"
     )
     raw: bool = option(False, "add the signature `raw`, which takes what the dataset was made of")
+    log_format: LogFormat = log_format_option()
     batching: Batching = section(Batching)
     ranking: Ranking = section(Ranking)
     grace_secs: float = option(

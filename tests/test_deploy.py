@@ -14,6 +14,8 @@ import yaml
 from embedps.console import flags
 from embedps.errors import ServerLostError
 from embedps.run.config import TrainConfig
+from embedps.run.run_flags import RunFlags
+from embedps.server import ServerConfig
 from embedps.serving.server.serve_config import ServeConfig
 from tests.builders import ROOT
 from tools.reference_pages import declared_metrics
@@ -126,7 +128,31 @@ def test_server_is_told_its_task_by_its_pods_name(tmp_path, pod, job, index):
     config, arguments = process.communicate(timeout=30)[0].splitlines()
     assert json.loads(config)["task"] == {"type": job, "index": index}
     assert json.loads(config)["cluster"]["chief"] == ["chief.embedps:2222"]
-    assert arguments == "-m embedps.server --grace-secs=30"
+    program, *given = arguments.removeprefix("-m ").split()
+    assert program == "embedps.server"
+    monitoring = flags.read(ServerConfig, given, program, None).monitoring
+    assert_prometheus_finds(monitoring.metrics_port, pods()[job])
+
+
+def assert_prometheus_finds(port: int | None, pod: dict[str, Any]) -> None:
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port)
+    policy = load()["NetworkPolicy", "embedps"]["spec"]
+    assert policy["ingress"][1] == {"ports": [{"port": port, "protocol": "TCP"}]}
+
+
+def test_the_chief_is_told_what_its_command_takes(tmp_path):
+    output, _ = run_script(tmp_path, "train.sh", 'echo "$@"').communicate(timeout=30)
+    program, *given = output.removeprefix("-m ").split()
+    config = RunFlags(given, program, "").read().config
+    assert_prometheus_finds(config.monitoring.metrics_port, pods()["chief"])
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.35", "1.36", "1.37"])
+def test_the_manifests_are_of_the_apis_of_the_last_four_minor_versions(version: str) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="`make env` installs it")
+    for name in ("kubernetes.yaml", "serve.yaml"):
+        for document in yaml.safe_load_all((ROOT / "deploy" / name).read_text()):
+            assert kubernetes.validate(document, version, strict=True) == version
 
 
 @pytest.mark.parametrize(

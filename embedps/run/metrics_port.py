@@ -26,6 +26,7 @@ from embedps.run.monitoring_config import MonitoringConfig
 from embedps.run.summary import versions
 
 _CLIENT_SECS = 10.0
+_TICK_SECS = 0.1  # how long `close` may take
 _BUCKETS = (0, 1, 2, 3, 5, 8, 16, 32, 64, 128, 256)
 
 disable_created_metrics()  # of when each counter began
@@ -110,7 +111,9 @@ class MetricsPort:
         ProcessCollector(registry=self._registry)
         self._registry.register(Metrics(OF_ALL, None))
         self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(_TICK_SECS,), name="metrics", daemon=True
+        ).start()
         say(f"metrics are at http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics")
 
     def show(self, declared: Sequence[Metric], source: Any) -> None:

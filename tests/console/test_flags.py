@@ -11,6 +11,7 @@ from embedps.console import flags
 from embedps.console.command_line import Parser
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
+from embedps.server import ServerConfig
 
 SEVERAL = {"table_optimizer": "item:learning_rate=2"}
 BELOW_1 = ("reduce_factor", "warmup")
@@ -332,3 +333,8 @@ def test_some_options_are_read_before_the_others_are_known(tmp_path):
     path = write(tmp_path, 'kind = "b"\nother = 1\n[table]\nkind = 2\n')
     assert flags.read_known(Passing, ["--more", f"--config={path}"], "prog").kind == "b"
     assert flags.read_known(Passing, ["--kind=a", "--config", path], "prog").kind == "a"
+    path = write(
+        tmp_path, "grace_secs = 3.0\n[monitoring]\nmetrics_port = 5\n[cluster]\nnum_ps = 2\n"
+    )
+    found = flags.read_known(ServerConfig, ["--config", path], "prog")
+    assert (found.grace_secs, found.monitoring.metrics_port) == (3.0, 5)

@@ -5,12 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from embedps import __version__
 from embedps.__main__ import dispatch
+from embedps.cluster.local_processes import _free_ports
 from embedps.errors import UsageError
 from tests.builders import ROOT, write_dataset
 from tests.commands import SMALL, environment, processes_with, read_until, wait_until_gone
@@ -150,6 +152,7 @@ def test_script_starts_a_local_cluster_and_starts_itself_again_after_a_loss(scri
     """Its servers start too, though no `-m` is on its command line."""
     dataset = write_dataset(tmp_path / "set")
     model_dir = tmp_path / "m"
+    (port,) = _free_ports(1)
     where = [f"--data={dataset.directory}", f"--model-dir={model_dir}"]
     more = [
         "--num-ps=1",
@@ -157,6 +160,7 @@ def test_script_starts_a_local_cluster_and_starts_itself_again_after_a_loss(scri
         "--epochs=40",
         "--delta-secs=0.5",
         "--log-secs=0.1",
+        f"--metrics-port={port}",
         *SMALL,
     ]
     process = subprocess.Popen(
@@ -177,6 +181,8 @@ def test_script_starts_a_local_cluster_and_starts_itself_again_after_a_loss(scri
     out = read_until(process, "recovered")
     # Either its process's end is noticed first or a broken connection to it.
     assert "parameter server 0 ended by SIGKILL" in out or "a parameter server is lost" in out
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        assert b"\nembedps_train_recovery_seconds_count 1.0\n" in answer.read()
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err

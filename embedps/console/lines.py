@@ -30,7 +30,7 @@ def say(text: str, *, file: TextIO | None = None) -> None:
     Ends of lines, control characters and bytes that are no UTF-8 are escaped: a name can neither
     forge a line of a log nor move a terminal's cursor. In JSON, what goes to stderr is an error.
     """
-    show(text if _is_json else printable(text), file=file)
+    show(printable(text), file=file)
 
 
 def show(text: str, *, file: TextIO | None = None) -> None:

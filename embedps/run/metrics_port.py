@@ -83,8 +83,11 @@ class MetricsPort:
       port: where it listens; None if no port was asked for.
     """
 
-    def __init__(self, config: MonitoringConfig) -> None:
+    def __init__(self, config: MonitoringConfig, *, is_needed: bool = True) -> None:
         """Listens, if the config has a port.
+
+        Args:
+          is_needed: raise if it cannot listen; otherwise a warning says so.
 
         Raises:
           UsageError: the port is in use, or the address is not this machine's.
@@ -104,10 +107,14 @@ class MetricsPort:
                 _Handler,
             )
         except OSError as error:
-            raise UsageError(
+            problem = (
                 f"{host}:{config.metrics_port} must be an address of this machine with a free port "
                 f"({error.strerror}): give another --metrics-port or --metrics-host"
-            ) from error
+            )
+            if is_needed:
+                raise UsageError(problem) from error
+            say(f"warning: there are no metrics: {problem}")
+            return
         ProcessCollector(registry=self._registry)
         self._registry.register(Metrics(OF_ALL, None))
         self.port = self._server.server_port

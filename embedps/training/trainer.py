@@ -150,7 +150,7 @@ class Trainer:
         self._watched: Cluster | None = None
         try:
             log_as(config.monitoring.log_format)
-            self._metrics = MetricsPort(config.monitoring)
+            self._metrics = MetricsPort(config.monitoring, is_needed=recovered_from is None)
             self._cluster = self._choose_cluster(cluster, on_lost or self._note_loss)
             self._setup = set_up(
                 recommender,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import io
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from embedps.console import html_page
 from embedps.console.command_line import report
-from embedps.console.lines import say
+from embedps.console.lines import log_as, say, show
 from embedps.console.tables import make_table
 from embedps.errors import UsageError
+from tests import commands
 
 NAME = "a\x1b[2Jb\nembedps: all is well\r\u202e\udcff[red]c"
 SHOWN = "a\\x1b[2Jb\\nembedps: all is well\\r\\u202e\\udcff[red]c"
@@ -27,6 +31,40 @@ def test_lines_quote_what_moves_the_cursor_or_ends_a_line(capfd: pytest.CaptureF
     assert out == f"{SHOWN}\n"
     one_line = SHOWN.replace("\\n", " ")
     assert err == f"{SHOWN}\nembedps: {one_line}: No such file or directory\n"
+
+
+def test_in_json_each_line_is_an_object_of_its_time_level_and_event(
+    capfd: pytest.CaptureFixture,
+) -> None:
+    log_as("json")
+    try:
+        say(NAME)
+        say("warning: little memory is left")
+        show("two\nlines")
+        assert report(UsageError(NAME)) == 2
+    finally:
+        log_as("text")
+    out, err = capfd.readouterr()
+    lines = [json.loads(line) for line in (out + err).splitlines()]
+    one_line = SHOWN.replace("\\n", " ")
+    assert [(line["level"], line["event"]) for line in lines] == [
+        ("info", SHOWN),
+        ("warning", "little memory is left"),
+        ("info", "two\nlines"),
+        ("error", f"embedps: {one_line}"),
+    ]
+    times = [datetime.datetime.fromisoformat(line["time"]) for line in lines]
+    assert times == sorted(times)
+    assert all(time.tzinfo == datetime.UTC for time in times)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "serve"])
+def test_a_command_that_runs_long_logs_as_it_is_told(command: str, tmp_path: Path) -> None:
+    flags = ["--log-format=json", f"--model-dir={tmp_path}"]
+    flags += ["--name=a"] if command == "serve" else []
+    done = commands.run("-m", "embedps", command, *flags, code=UsageError.exit_code)
+    (line,) = done.stderr.splitlines()
+    assert json.loads(line)["level"] == "error"
 
 
 def test_an_error_of_several_lines_is_one(capfd: pytest.CaptureFixture) -> None:

@@ -19,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import embedps
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.run.metrics_port import MetricsPort
+from embedps.run.monitoring_config import MonitoringConfig
 from tests.builders import dataset_fixture, make_trainer
 from tests.commands import finish, processes_with, start, tf_config, train, until
 from tools.reference_pages import declared_metrics
@@ -67,7 +69,9 @@ class ScrapesAtSave(embedps.Callback):
         self.scrapes.append(Scrape(self.port))
 
 
-def test_a_run_tells_its_numbers_and_ends_with_its_port(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_run_tells_its_numbers_and_ends_with_its_port(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     callback = ScrapesAtSave()
     trainer = make_trainer(
         dataset, tmp_path / "m", metrics_port=0, stats_secs=1e-3, callbacks=[callback]
@@ -77,6 +81,9 @@ def test_a_run_tells_its_numbers_and_ends_with_its_port(dataset: Dataset, tmp_pa
     callback.port = port
     with pytest.raises(UsageError, match=rf"127.0.0.1:{port} must be .* give another --metrics-po"):
         make_trainer(dataset, tmp_path / "other", metrics_port=port)
+    after_a_loss = MetricsPort(MonitoringConfig(metrics_port=port), is_needed=False)
+    assert after_a_loss.port is None
+    assert "warning: there are no metrics: 127.0.0.1:" in capsys.readouterr().out
     result = trainer.fit()
     assert result.finished
     found = callback.scrapes[-1]

@@ -143,7 +143,7 @@ def lines(data: bytes) -> None:
     table, reader = _text_reader(quote, delimiter)
     data = data[1:]
     parser = (LineParser if delimiter else JsonLineParser)(table, "log")
-    num_rows = 0
+    num_rows, lines_bad = 0, set[int]()  # the parts of a long line share its number
     blocks = LineBlockReader(
         io.BytesIO(data), block_bytes=256, delimiter=delimiter, quote=quote, name="log"
     )
@@ -151,11 +151,12 @@ def lines(data: bytes) -> None:
         rows, bad = parser.parse(block)
         if not delimiter:
             _check_objects(table, block, rows, bad)
-        num_rows += rows.num_rows + len([*bad, *block.bad])
+        num_rows += rows.num_rows
+        lines_bad |= {line.line for line in (*bad, *block.bad)}
         if block.records is not None:
             _check_records(block.data, block.records, ord(quote), ord(delimiter))
-    if num_rows + parser.num_header_lines != blocks.num_records:
-        raise AssertionError(f"{num_rows} of {blocks.num_records} records are rows or bad")
+    if num_rows + len(lines_bad) + parser.num_header_lines != blocks.num_records:
+        raise AssertionError(f"{num_rows} rows, {lines_bad} bad, {blocks.num_records} records")
     with in_memory(data) as path:
         for _ in reader.read(path):
             pass

@@ -120,6 +120,11 @@ def _failure(job: IngestJob, files: Sequence[FileRecord]) -> str:
         )
     if not any(run.rows[0] for file in files for run in file.runs):
         return f"no line is a good row to train on: see {Path(job.output) / BAD_LINES_NAME}"
+    if job.split.must_hold_rows and not any(run.rows[1] for file in files for run in file.runs):
+        return (
+            "the input must have rows to hold out by --eval-from or --eval-where, it has none: "
+            "give a time or a value that it has, or --eval-fraction 0 to hold out nothing"
+        )
     return ""
 
 

@@ -61,6 +61,9 @@ class HeldOut:
         metavar="COLUMN",
     )
     eval_from: str | None = option(None, "the rows from this time on (UTC)", metavar="TIME")
+    eval_where: str | None = option(
+        None, "the rows where a column has a value, such as split=test", metavar="COLUMN=VALUE"
+    )
     eval_input: tuple[str, ...] = option(
         (), "the rows of other files", metavar="PATTERN", several=True
     )
@@ -68,11 +71,14 @@ class HeldOut:
     def __post_init__(self) -> None:
         check(self)
         by_hash = self.eval_fraction is not None or self.split_key is not None
-        if sum([by_hash, self.eval_from is not None, bool(self.eval_input)]) > 1:
+        others = (self.eval_from is not None, self.eval_where is not None, bool(self.eval_input))
+        if sum([by_hash, *others]) > 1:
             raise UsageError(
                 "give one of --eval-fraction (with or without --split-key), --eval-from, "
-                "--eval-input"
+                "--eval-where, --eval-input"
             )
+        if self.eval_where is not None and "=" not in self.eval_where:
+            raise UsageError(f"--eval-where must be COLUMN=VALUE, got {self.eval_where!r}")
 
     def rule(self, seed: int) -> SplitRule:
         """Makes the rule that holds these rows out.
@@ -82,6 +88,9 @@ class HeldOut:
         """
         if self.eval_from is not None:
             return SplitRule(seed=seed, fraction=None, from_ms=_milliseconds(self.eval_from))
+        if self.eval_where is not None:
+            name, _, value = self.eval_where.partition("=")
+            return SplitRule(seed=seed, fraction=None, where=(name, value))
         if self.eval_input:
             return SplitRule(seed=seed, fraction=None)
         fraction = SplitRule.fraction if self.eval_fraction is None else self.eval_fraction

@@ -1,4 +1,4 @@
-"""Decides which rows are held out: by a hash of the row or a key, by time, or by file."""
+"""Decides which rows are held out: by a hash of the row or a key, by time, by value, or by file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedps.errors import UsageError
+from embedps.features.decode import decode_column
 from embedps.features.table_schema import Table
 from embedps.splitmix import GOLDEN, mix, seed_hashes
 
@@ -26,12 +27,14 @@ class SplitRule:
       fraction: the share of hashes held out; None if time or the file decides.
       key: the only column to hash, so that rows of one key are in the same split.
       from_ms: hold out the rows of this time (milliseconds since 1970) and later.
+      where: hold out the rows where a column has a value: its name and the value as a text.
     """
 
     seed: int = 0
     fraction: float | None = 0.1
     key: str = ""
     from_ms: int | None = None
+    where: tuple[str, str] | None = None
 
     def check(self, table: Table) -> None:
         """Raises UsageError if the table lacks the column that the rule needs."""
@@ -39,6 +42,8 @@ class SplitRule:
             raise UsageError(f"--split-key {self.key} must be a key or categorical column")
         if self.from_ms is not None and table.role("timestamp") is None:
             raise UsageError("--eval-from needs a timestamp column in the schema")
+        if self.where is not None:
+            self._value(table)
 
     def held_out(self, table: Table, rows: pa.RecordBatch, eval_file: bool) -> NDArray[np.bool_]:
         """Tells which rows are held out; `eval_file`: their file is an --eval-input."""
@@ -46,11 +51,29 @@ class SplitRule:
             time = table.role("timestamp")
             name = time.name if time is not None else ""
             return np.asarray(rows.column(name).to_numpy() >= self.from_ms)
+        if self.where is not None:
+            value = self._value(table)
+            return np.asarray(rows.column(self.where[0]).to_numpy() == value)
         if self.fraction is None:
             return np.full(rows.num_rows, eval_file)
         limit = np.uint64(min(int(self.fraction * 2.0**64), (1 << 64) - 1))
         names = [self.key] if self.key else rows.schema.names
         return hash_rows([rows.column(name) for name in names], self.seed) < limit
+
+    @property
+    def must_hold_rows(self) -> bool:
+        """Whether an input without rows to hold out is a mistake of who gave the rule."""
+        return self.from_ms is not None or self.where is not None
+
+    def _value(self, table: Table) -> int:
+        name, text = self.where or ("", "")
+        column = table.column(name)
+        if column.role not in ("key", "categorical"):
+            raise UsageError(f"--eval-where {name}: must be a key or categorical column")
+        values, bad = decode_column(column, pa.array([text]), table.missing)
+        if bad:
+            raise UsageError(f"--eval-where {name}={text}: {bad[0]}")
+        return int(values[0].as_py())
 
     def to_json(self) -> dict[str, Any]:
         """Returns the rule as `_dataset.json` stores it."""
@@ -59,6 +82,7 @@ class SplitRule:
             "eval_fraction": self.fraction,
             "split_key": self.key,
             "eval_from_ms": self.from_ms,
+            **({"eval_where": [*self.where]} if self.where is not None else {}),
         }
 
 

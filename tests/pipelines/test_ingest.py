@@ -173,6 +173,16 @@ def test_any_packing_and_parquet_give_the_same_rows(tmp_path: Path, plain: Datas
         ) == as_rows(read_split(plain, split))
 
 
+def test_rows_of_a_value_are_held_out_and_must_be_there(tmp_path: Path):
+    records = make_records(60)
+    write_csv(tmp_path / "a.csv", records)
+    shop = next(each["shop"] for each in records if each["shop"])
+    dataset = make(load(tmp_path), tmp_path / "a.csv", tmp_path / "out", eval_where=f"shop={shop}")
+    assert dataset.splits["eval"].rows == sum(each["shop"] == shop for each in records)
+    with pytest.raises(DatasetError, match="must have rows to hold out by --eval-from or"):
+        make(load(tmp_path), tmp_path / "a.csv", tmp_path / "none", eval_where="shop=no such shop")
+
+
 def test_a_column_that_no_object_of_the_input_has_is_named(tmp_path: Path):
     table = load(tmp_path, 'format = "jsonl"' + SHOP)
     columns = pa.Table.from_batches([as_texts(make_records(20))])

@@ -101,6 +101,14 @@ def test_rows_from_a_time_on_are_held_out():
     np.testing.assert_array_equal(held_out, np.arange(100) >= 60)
 
 
+def test_rows_with_a_value_are_held_out():
+    rule = SplitRule(fraction=None, where=("user", "7"))
+    rows = make_rows(500)
+    held_out = rule.held_out(TABLE, rows, False)
+    np.testing.assert_array_equal(held_out, rows.column("user").to_numpy() == 7)
+    assert 0 < held_out.sum() < 100
+
+
 @pytest.mark.parametrize("eval_file", [False, True])
 def test_rows_of_a_given_file_are_held_out(eval_file: bool):
     held_out = SplitRule(fraction=None).held_out(TABLE, make_rows(9), eval_file)
@@ -116,6 +124,10 @@ def test_rows_of_a_given_file_are_held_out(eval_file: bool):
         (("--eval-from=2020-01-01",), "--eval-from needs a timestamp column"),
         (("--split-key=I1",), "--split-key I1 must be a key or categorical column"),
         (("--split-key=nope",), "there is no column 'nope'"),
+        (("--eval-where=C1",), "--eval-where must be COLUMN=VALUE, got 'C1'"),
+        (("--eval-where=C1=x",), "--eval-where C1=x: must be a hexadecimal id"),
+        (("--eval-where=I1=2",), "--eval-where I1: must be a key or categorical column"),
+        (("--eval-where=C1=a", "--split-key=C1"), "give one of --eval-fraction"),
     ],
 )
 def test_split_that_cannot_be_is_a_usage_error(flags: tuple[str, ...], message: str):
@@ -130,5 +142,7 @@ def test_flags_make_the_rule():
     assert at == SplitRule(seed=4, fraction=None, from_ms=86_400_000)
     key = parse_options([*flags, "--split-key=device_ip", "--eval-fraction=0.3"]).split
     assert key == SplitRule(seed=4, fraction=0.3, key="device_ip")
+    where = parse_options([*flags, "--eval-where=device_ip=0a"]).split
+    assert where == SplitRule(seed=4, fraction=None, where=("device_ip", "0a"))
     files = parse_options([*flags, "--eval-input", "x"])
     assert (files.split, files.held_out.eval_input) == (SplitRule(seed=4, fraction=None), ("x",))

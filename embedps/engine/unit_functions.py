@@ -37,7 +37,7 @@ from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.summed import DenseExchange, FullExchange
 from embedps.engine.steps.unit_parts import Step, StepPart, open_rank
 from embedps.engine.steps.ways import Place, SyncMode, Way
-from embedps.errors import DatasetError, ServerLostError
+from embedps.errors import DatasetError, ServerLostError, UsageError
 from embedps.metrics import Counts
 from embedps.tables.collection import EmbeddingCollection
 
@@ -251,6 +251,9 @@ def explain(error: BaseException) -> BaseException:
     if isinstance(error, lost) or cluster_coordinator._is_ps_failure(error):
         why = op_error_text(str(getattr(error, "message", error)))[:200] or type(error).__name__
         return ServerLostError(f"a parameter server is lost ({why})")
+    computed = re.search(r"initializer '[^']*' must [^\n]*", str(getattr(error, "message", "")))
+    if isinstance(error, tf.errors.InvalidArgumentError) and computed is not None:
+        return UsageError(computed[0])
     wrong = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.InvalidArgumentError
     if isinstance(error, wrong) and ".parquet" in error.message:
         return DatasetError(f"{op_error_text(error.message)}: make the dataset again")

@@ -76,5 +76,9 @@ def _load_into_runtime() -> Path:
         raise KernelBuildError(
             f"{path} does not load ({error}): remove it and run `python -m embedps.kernels.build`"
         ) from error
-    ctypes.CDLL(str(path)).embedps_set_version(versions().encode())
+    from embedps.kernels import vector_function  # which imports NumPy
+
+    functions = ctypes.CDLL(str(path))
+    functions.embedps_set_version(versions().encode())
+    vector_function.set_up(functions)
     return path

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from embedps.console.tf_logging import op_error_text
 from embedps.errors import UsageError
+from embedps.kernels.vector_function import find_function
 from embedps.tables import ops
 from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.groups import TableGroup
@@ -51,6 +52,9 @@ def make_store(
     ]
     if not group.trainable:
         tables = [dataclasses.replace(t, eviction=()) for t in tables]
+    for table in tables if trainable else ():
+        if table.initializer is not None and table.initializer.function:
+            find_function(table.initializer.function)  # rather than in the first step
     limit = server_limit if trainable else None
     with tf.device(device), _declaration_errors():
         return ops.row_store(
@@ -101,6 +105,8 @@ def _settings(
         "initializer.low": initializer.low,
         "initializer.high": initializer.high,
     }
+    if initializer.function:
+        settings["initializer.function"] = initializer.function
     if server_limit:
         settings["SizeLimit.order"] = server_limit.order  # unless the table has a limit of its own
     for policy in (table.admission, *(p.of_shard(num_shards) for p in table.eviction)):

@@ -1,6 +1,7 @@
 """The declarations of a model: tables of rows, and the features that look them up."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 from embedps.tables.stored_names import from_stored, to_stored
 
 Combiner = Literal["sum", "mean", "sqrtn", "none"]
-InitializerKind = Literal["constant", "uniform", "normal"]
+InitializerKind = Literal["constant", "uniform", "normal", "function"]
 Absent = Literal["zeros", "initial"]
 RowDtype = Literal["float32", "bfloat16", "float16"]
 SlotDtype = Literal["float32", "bfloat16"]
@@ -30,16 +31,26 @@ class Initializer:
     """Initial values of rows: a pure function of (seed, table name, id), so equal on any shard.
 
     Attributes:
-      kind: "constant" (`low`), "uniform" in [low, high), or "normal" of mean `low` and standard
-        deviation `high`.
+      kind: "constant" (`low`), "uniform" in [low, high), "normal" of mean `low` and standard
+        deviation `high`, or "function".
+      function: "module:function", which takes ids int64 [n] and returns float32 [n, dim]: always
+        the same for an id. Whoever holds rows calls it, so servers must be able to import its
+        module, which must not import TensorFlow: they have only a part of it.
     """
 
     kind: InitializerKind = "constant"
     low: float = 0.0
     high: float = 0.0
+    function: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "Initializer.")
+        named = self.function and re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", self.function)
+        if (self.kind == "function", self.function) != (bool(named), named and named[0]):
+            raise UsageError(
+                "an initializer of kind 'function', and no other, must name one as "
+                f"'module:function' but got kind {self.kind!r} and function {self.function!r}"
+            )
         if not all(abs(number) <= _MAX_FLOAT32 for number in (self.low, self.high)):
             raise UsageError(f"an initializer's numbers must be finite as float32 but got {self}")
         if self.kind == "uniform" and not self.low <= self.high:
@@ -56,6 +67,18 @@ class Initializer:
     def normal(cls, stddev: float) -> "Initializer":
         """Makes a normal initializer of mean 0."""
         return cls(kind="normal", high=stddev)
+
+    @classmethod
+    def computed(cls, function: str) -> "Initializer":
+        """Makes an initializer that calls `function`, such as "shop.vectors:of_items"."""
+        return cls(kind="function", function=function)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields that a checkpoint stores."""
+        fields = dataclasses.asdict(self)
+        if self.function is None:  # earlier checkpoints do not have it
+            del fields["function"]
+        return fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,6 +134,11 @@ class TableSpec:
                 f"table {self.name!r}: initializer must be None or an embedps.Initializer, such as "
                 f"Initializer.uniform(0.05), but got {shown(self.initializer)}"
             )
+        if self.initializer is not None and self.initializer.function and self.absent != "zeros":
+            raise UsageError(
+                f"table {self.name!r}: absent must be 'zeros' with an initializer that calls a "
+                f"function, which readers and exports cannot, but got {self.absent!r}"
+            )
         if not 1 <= self.embedding_dim <= MAX_ROW_FILE_WIDTH:
             raise UsageError(
                 f"table {self.name!r}: embedding_dim must be in [1, {MAX_ROW_FILE_WIDTH}] "
@@ -154,7 +182,7 @@ class TableSpec:
             "name": self.name,
             "embedding_dim": self.embedding_dim,
             "optimizer": {"kind": self.optimizer.kind, **settings},
-            "initializer": dataclasses.asdict(self.initializer) if self.initializer else None,
+            "initializer": self.initializer.to_json() if self.initializer else None,
             "seed": self.seed,
             "capacity": self.capacity,
         }

@@ -84,7 +84,7 @@ def test_table_spec_json_tells_specs_apart():
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"kind": "zeros"}, "must be one of constant, uniform, normal but got 'zeros'"),
+        ({"kind": "zeros"}, "must be one of constant, uniform, normal, function but got 'zeros'"),
         ({"kind": "uniform", "low": 1.0, "high": 0.0}, "low <= high"),
         ({"kind": "normal", "high": -1.0}, "deviation must be >= 0 but got -1"),
         ({"low": math.nan}, "must be finite"),

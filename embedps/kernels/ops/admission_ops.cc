@@ -65,8 +65,7 @@ class LookupShownOp : public StoreOp {
     Tensor* absent;
     TF_RETURN_IF_ERROR(context->allocate_output(1, {batch.num_ids}, &absent));
     shown.absent = absent->flat<uint8_t>().data();
-    store->LookupShown(batch, shown, DeviceThreads(context), rows);
-    return absl::OkStatus();
+    return ToTensorFlow(store->LookupShown(batch, shown, DeviceThreads(context), rows));
   }
 
  private:
@@ -105,8 +104,7 @@ class AdmitOp : public StoreOp {
     TF_RETURN_IF_ERROR(ReadScalar(context, 6, "is_new", &is_new));
     if (!is_new) return absl::OkStatus();
     shown.absent = absent.flat<uint8_t>().data();
-    store->Admit(batch, shown, DeviceThreads(context));
-    return absl::OkStatus();
+    return ToTensorFlow(store->Admit(batch, shown, DeviceThreads(context)));
   }
 };
 EMBEDPS_KERNEL(Admit);

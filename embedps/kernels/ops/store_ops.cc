@@ -16,6 +16,11 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
+extern "C" __attribute__((visibility("default"))) void embedps_set_vector_function(
+    embedps::VectorFunction function) {
+  embedps::SetVectorFunction(function);
+}
+
 namespace embedps {
 namespace {
 
@@ -199,8 +204,7 @@ class LookupOp : public StoreOp {
     IdsByTable batch;
     float* rows;
     TF_RETURN_IF_ERROR(BeginLookup(context, 1, *store, dim_, &batch, &rows));
-    store->Lookup(batch, insert_, DeviceThreads(context), rows);
-    return absl::OkStatus();
+    return ToTensorFlow(store->Lookup(batch, insert_, DeviceThreads(context), rows));
   }
 
  private:

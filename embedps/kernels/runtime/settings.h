@@ -58,6 +58,9 @@ class Settings {
     *value = number != 0;
   }
 
+  // The same of a text.
+  void Text(const std::string& name, std::string* value) { (void)Take(name, value); }
+
   // The same of an enumerator: enumerator i is called names[i].
   template <typename Enum, size_t kCount>
   void Name(const std::string& name, const char* const (&names)[kCount], Enum* value) {

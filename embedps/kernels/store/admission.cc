@@ -1,6 +1,7 @@
 #include "embedps/kernels/store/admission.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/row_store.h"
@@ -132,7 +133,7 @@ void RowStore::PrefetchBin(int bin) const {
 
 void RowStore::ReadShown(int bin, const IdsByTable& batch,
                          const std::vector<StripeOrder::Entry>& absent, const ShownIds& shown,
-                         float* embeddings) const {
+                         const NewVectors& vectors, float* embeddings) const {
   const int t = bin / kStripes;
   const int64_t max_rows = config_.tables[t].max_rows;
   const bool is_full = max_rows > 0 && table_rows_[t].load(std::memory_order_relaxed) >= max_rows;
@@ -144,11 +145,8 @@ void RowStore::ReadShown(int bin, const IdsByTable& batch,
     const int64_t id = batch.ids[e.at];
     float* out = embeddings + int64_t{e.at} * config_.dim;
     shown.absent[e.at] = 1;
-    if (!is_full && Admits(bin, Of(e), id, shown.examples[e.at], shown.step)) {
-      InitialEmbedding(t, id, out);
-    } else {
-      ReadAbsent(t, id, out);
-    }
+    const bool is_new = !is_full && Admits(bin, Of(e), id, shown.examples[e.at], shown.step);
+    if (!is_new || !InitialEmbedding(t, id, vectors, out)) ReadAbsent(t, id, out);
   }
 }
 
@@ -169,22 +167,55 @@ bool RowStore::CountShown(int bin, IdHashes hashes, int64_t id, int32_t examples
                         config_.tables[bin / kStripes].admission.min_count, step);
 }
 
-void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel) {
+Status RowStore::ComputeNew(const IdsByTable& batch, const StripeOrder& order,
+                            const ShownIds* shown, NewVectors* vectors) {
+  if (!has_functions_) return Status::Ok();
+  std::vector<std::vector<int64_t>> absent(num_tables());
+  order.ForEachBin(
+      SerialFor, 1, [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+        const int t = bin / kStripes;
+        if (config_.tables[t].initializer.kind != InitializerConfig::Kind::kFunction) return;
+        const bool admits = HasAdmission(config_.tables[t]);
+        Stripe& stripe = *stripes_[bin];
+        const MutexLock lock(&stripe.mutex);
+        RowFinder finder(stripe, first, last);
+        for (const auto* e = first; e < last; ++e) {
+          const int64_t id = batch.ids[e->at];
+          if (finder.Next(e, id) != kNone) continue;
+          const bool is_new =
+              !admits ||
+              (shown != nullptr && Admits(bin, Of(*e), id, shown->examples[e->at], shown->step));
+          if (is_new) absent[t].push_back(id);
+        }
+      });
+  for (int t = 0; t < num_tables(); ++t) {
+    if (absent[t].empty()) continue;
+    EMBEDPS_RETURN_IF_ERROR(vectors->Compute(t, config_.tables[t].initializer.function,
+                                             std::move(absent[t]), config_.dim));
+  }
+  return Status::Ok();
+}
+
+Status RowStore::Admit(const IdsByTable& batch, const ShownIds& shown,
+                       const ParallelFor& parallel) {
   std::vector<int64_t> ids;
-  std::vector<int32_t> at, splits = {0};
+  std::vector<int32_t> splits = {0}, examples;
   const int64_t num_absent = std::count(shown.absent, shown.absent + batch.num_ids, 1);
   ids.reserve(num_absent);
-  at.reserve(num_absent);
+  examples.reserve(num_absent);
   for (int t = 0; t < num_tables(); ++t) {
     for (int32_t i = batch.splits[t]; i < batch.splits[t + 1]; ++i) {
       if (!shown.absent[i]) continue;
       ids.push_back(batch.ids[i]);
-      at.push_back(i);
+      examples.push_back(shown.examples[i]);
     }
     splits.push_back(static_cast<int32_t>(ids.size()));
   }
   const IdsByTable absent{ids.data(), static_cast<int64_t>(ids.size()), splits.data()};
   const StripeOrder order(absent, salts_, parallel);
+  const ShownIds of_absent{examples.data(), shown.step, nullptr};
+  NewVectors vectors;
+  EMBEDPS_RETURN_IF_ERROR(ComputeNew(absent, order, &of_absent, &vectors));
   order.ForEachBin(parallel, 200,
                    [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
                      const int t = bin / kStripes;
@@ -202,9 +233,9 @@ void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const Paral
                        const int64_t id = ids[e->at];
                        if (finder.Next(e, id) != kNone)
                          continue;  // another step admitted it meanwhile
-                       if (!CountShown(bin, Of(*e), id, shown.examples[at[e->at]], shown.step)) {
+                       if (!CountShown(bin, Of(*e), id, examples[e->at], shown.step)) {
                          ++refused;
-                       } else if (InsertRow(t, e->hash, id, &stripe) != kNone) {
+                       } else if (InsertRow(t, e->hash, id, vectors, &stripe) != kNone) {
                          if (counters != nullptr) counters->Erase(Of(*e), id);
                          ++admitted;
                        }
@@ -212,6 +243,7 @@ void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const Paral
                      admitted_[t].fetch_add(admitted, std::memory_order_relaxed);
                      refused_[t].fetch_add(refused, std::memory_order_relaxed);
                    });
+  return Status::Ok();
 }
 
 Status RowStore::CutCounters(CutKind kind, bool drop_pending, uint32_t number,

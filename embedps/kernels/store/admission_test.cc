@@ -33,8 +33,8 @@ std::vector<float> Step(RowStore* store, const Batch& batch, const std::vector<i
   std::vector<float> rows(batch.ids.size() * store->config().dim);
   std::vector<uint8_t> absent(batch.ids.size());
   const ShownIds shown{examples.data(), step, absent.data()};
-  store->LookupShown(batch.view(), shown, SerialFor, rows.data());
-  store->Admit(batch.view(), shown, SerialFor);
+  EXPECT_OK(store->LookupShown(batch.view(), shown, SerialFor, rows.data()));
+  EXPECT_OK(store->Admit(batch.view(), shown, SerialFor));
   Update(store, batch, -1, 1, step);
   return rows;
 }
@@ -98,7 +98,7 @@ TEST(LookupThatIsNotFollowedByAnUpdateCountsNothing) {
   std::vector<uint8_t> absent(1);
   for (int attempt = 0; attempt < 5; ++attempt) {
     const ShownIds shown{examples.data(), 0, absent.data()};
-    store.LookupShown(batch.view(), shown, SerialFor, row.data());
+    EXPECT_OK(store.LookupShown(batch.view(), shown, SerialFor, row.data()));
   }
   EXPECT_TRUE(CountsOf(store).empty());
   EXPECT_EQ(NumRows(store, 0), 0);

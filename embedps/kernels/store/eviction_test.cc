@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -82,6 +84,75 @@ TEST(AReturningIdStartsWithItsVectorIfThereIsOne) {
   EXPECT_EQ(Lookup(&store, Batch{{3, 30}}), expected);
   store.Clear();
   EXPECT_EQ(Lookup(&store, Batch{{3}}), (std::vector<float>{1, 1, 1, 1}));
+}
+
+int64_t num_calls = 0, num_computed = 0;
+
+// Twice each id; fails for ids from 1,000 on.
+int TwiceTheId(const char* name, const int64_t* ids, int64_t num_ids, int dim, float* vectors,
+               char* error, int64_t error_bytes) {
+  ++num_calls;
+  num_computed += num_ids;
+  for (int64_t i = 0; i < num_ids; ++i) {
+    if (ids[i] >= 1000) {
+      std::snprintf(error, error_bytes, "%s is too large for %s", "an id", name);
+      return 1;
+    }
+    std::fill_n(vectors + i * dim, dim, 2 * static_cast<float>(ids[i]));
+  }
+  return 0;
+}
+
+TEST(AFunctionComputesTheNewRowsOfAStepInOneCall) {
+  EvictionConfig eviction;
+  eviction.ttl_steps = 1;
+  for (const bool admits : {false, true}) {
+    RowStoreConfig config = WithEviction(eviction);
+    config.tables[0].initializer = {InitializerConfig::Kind::kFunction, 0, 0, "shop:vectors"};
+    if (admits) {
+      config.tables[0].admission.kind = AdmissionConfig::Kind::kMinCount;
+      config.tables[0].admission.min_count = 2;
+    }
+    RowStore store(config);
+    const auto look = [&](const Batch& batch, int examples, std::vector<float>* rows) {
+      const int64_t n = batch.view().num_ids;
+      const std::vector<int32_t> shown_by(n, examples);
+      std::vector<uint8_t> absent(n);
+      rows->assign(n * 4, -1);
+      if (!admits) return store.Lookup(batch.view(), true, SerialFor, rows->data());
+      const ShownIds shown{shown_by.data(), 3, absent.data()};
+      EMBEDPS_RETURN_IF_ERROR(store.LookupShown(batch.view(), shown, SerialFor, rows->data()));
+      return store.Admit(batch.view(), shown, SerialFor);
+    };
+    std::vector<float> rows;
+    SetVectorFunction(nullptr);
+    EXPECT_EQ(std::string(look(Batch{{3}}, 2, &rows).message()),
+              "this process has no Python to call shop:vectors with");
+    SetVectorFunction(TwiceTheId);
+    num_calls = num_computed = 0;
+    EXPECT_OK(look(Batch{Range(0, 100)}, 2, &rows));
+    for (int64_t i = 0; i < 100; ++i) EXPECT_EQ(rows[4 * i + 3], 2.f * i);
+    EXPECT_EQ(num_calls, admits ? 2 : 1);
+    EXPECT_EQ(num_computed, 100 * num_calls);
+    EXPECT_OK(look(Batch{Range(0, 100)}, 2, &rows));
+    EXPECT_EQ(num_calls, admits ? 2 : 1);  // they have rows
+    EXPECT_EQ(NumRows(store, 0), 100);
+    if (admits) {
+      EXPECT_OK(look(Batch{{200}}, 1, &rows));  // not yet
+      EXPECT_EQ(num_calls, 2);
+      EXPECT_EQ(rows, std::vector<float>(4, 0));
+    }
+    EXPECT_EQ(std::string(look(Batch{{300, 1000}}, 2, &rows).message()),
+              "an id is too large for shop:vectors");
+    EXPECT_EQ(NumRows(store, 0), 100);
+    Update(&store, Batch{{7}}, 1, 1, 5);
+    EXPECT_EQ(Lookup(&store, Batch{{7, 999}}, false),
+              (std::vector<float>{13, 13, 13, 13, 0, 0, 0, 0}));
+    Update(&store, Batch{{8}}, 1, 1, 9);
+    Sweep(&store);
+    EXPECT_OK(look(Batch{{7}}, 2, &rows));
+    EXPECT_EQ(rows, std::vector<float>(4, 14));
+  }
 }
 
 TEST(AReturningIdStartsAnew) {

@@ -36,6 +36,8 @@ void InitializeEmbedding(const InitializerConfig& config, int64_t seed, uint64_t
         }
       }
       return;
+    case InitializerConfig::Kind::kFunction:
+      return;
   }
 }
 

@@ -179,7 +179,7 @@ TEST(RowsDoNotDependOnThreadsOrOnWhoElseIsUpdated) {
       for (size_t i = 0; i < ids.size() * 6; ++i) {
         gradients[i] = std::sin(static_cast<float>(ids[i / 6] * 6 + i % 6 + step));
       }
-      store->Lookup(batch.view(), true, SerialFor, rows.data());
+      EXPECT_OK(store->Lookup(batch.view(), true, SerialFor, rows.data()));
       const ParallelFor parallel = every == 1 ? ParallelFor(threads_for) : ParallelFor(SerialFor);
       store->Update(batch.view(), gradients.data(), 0.1f, step, parallel);
     }

@@ -38,6 +38,7 @@ RowStore::RowStore(RowStoreConfig config)
   if (config_.compact) pool_->SetMostAheadBytes(kCompactAheadBytes);
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
+    has_functions_ |= table.initializer.kind == InitializerConfig::Kind::kFunction;
     const int chunk_bits = ChunkBits(table);
     for (int i = 0; i < kStripes; ++i)
       stripes_.push_back(
@@ -107,35 +108,45 @@ RowFileSchema RowStore::FileSchema() const {
   return schema;
 }
 
-void RowStore::InitialEmbedding(int table, int64_t id, float* embedding) const {
+bool RowStore::InitialEmbedding(int table, int64_t id, const NewVectors& computed,
+                                float* embedding) const {
   const TableConfig& config = config_.tables[table];
   const auto& vectors = initial_vectors_[table];
   if (std::none_of(vectors.rbegin(), vectors.rend(),
                    [&](const auto& each) { return each->Read(id, embedding); })) {
+    if (config.initializer.kind == InitializerConfig::Kind::kFunction) {
+      const float* const found = computed.Find(table, id);
+      if (found == nullptr) return false;
+      std::copy_n(found, config_.dim, embedding);
+    }
     InitializeEmbedding(config.initializer, config.seed, salts_[table], id, config_.dim, embedding);
   }
   RoundInPlace(config_.row_dtype, config_.dim, embedding);
+  return true;
 }
 
-void RowStore::Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel,
-                      float* embeddings) {
+Status RowStore::Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel,
+                        float* embeddings) {
   // Before the rows: what they do not have yet is in it, even if it is applied meanwhile.
   const std::shared_ptr<const StagedRows> shown = insert ? nullptr : Shown();
-  LookUp(batch, insert, nullptr, parallel, embeddings);
+  EMBEDPS_RETURN_IF_ERROR(LookUp(batch, insert, nullptr, parallel, embeddings));
   if (shown != nullptr) ReadStaged(batch, *shown, parallel, embeddings);
+  return Status::Ok();
 }
 
-void RowStore::LookupShown(const IdsByTable& batch, const ShownIds& shown,
-                           const ParallelFor& parallel, float* embeddings) {
+Status RowStore::LookupShown(const IdsByTable& batch, const ShownIds& shown,
+                             const ParallelFor& parallel, float* embeddings) {
   std::fill_n(shown.absent, batch.num_ids, uint8_t{0});
-  LookUp(batch, /*insert=*/true, &shown, parallel, embeddings);
+  return LookUp(batch, /*insert=*/true, &shown, parallel, embeddings);
 }
 
-void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
-                      const ParallelFor& parallel, float* embeddings) {
+Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
+                        const ParallelFor& parallel, float* embeddings) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   if (insert) lookup_counts_.Add(batch);
   const StripeOrder order(batch, salts_, parallel);
+  NewVectors vectors;
+  if (insert) EMBEDPS_RETURN_IF_ERROR(ComputeNew(batch, order, shown, &vectors));
   const int dim = config_.dim;
   order.ForEachBin(parallel, 100 + dim,
                    [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
@@ -154,7 +165,7 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                        float* out = embeddings + int64_t{e->at} * dim;
                        uint32_t number = finder.Next(e, id);
                        if (number == kNone && insert && !admits) {
-                         number = InsertRow(t, e->hash, id, &stripe);
+                         number = InsertRow(t, e->hash, id, vectors, &stripe);
                        }
                        if (number == kNone && admits && shown != nullptr) {
                          absent.push_back(*e);
@@ -167,12 +178,17 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                          layout_.ReadEmbedding(*stripe.Row(number), out);
                        }
                      }
-                     if (!absent.empty()) ReadShown(bin, batch, absent, *shown, embeddings);
+                     if (!absent.empty())
+                       ReadShown(bin, batch, absent, *shown, vectors, embeddings);
                    });
+  return Status::Ok();
 }
 
-uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
+uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, const NewVectors& vectors,
+                             Stripe* stripe) {
   const TableConfig& table = config_.tables[t];
+  const bool is_computed = table.initializer.kind == InitializerConfig::Kind::kFunction;
+  if (is_computed && vectors.Find(t, id) == nullptr) return kNone;
   bool has_place = table.max_rows == 0 && evictions_[t]->Displace(stripe);
   if (!has_place) {
     const int64_t rows = table_rows_[t].fetch_add(1, std::memory_order_relaxed);
@@ -188,24 +204,24 @@ uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
   }
   RowHeader* row = stripe->Row(number);
   if (evictions_[t]->any()) row->last_step = LastStep();  // its age counts from now
-  InitializeRow(t, id, row);
+  InitializeRow(t, id, vectors, row);
   stripe->Touch(number);
   return number;
 }
 
-void RowStore::InitializeRow(int t, int64_t id, RowHeader* row) const {
+void RowStore::InitializeRow(int t, int64_t id, const NewVectors& vectors, RowHeader* row) const {
   if (layout_.row_dtype == FloatDtype::kFloat32) {
-    InitialEmbedding(t, id, reinterpret_cast<float*>(layout_.Embedding(row)));
+    InitialEmbedding(t, id, vectors, reinterpret_cast<float*>(layout_.Embedding(row)));
   } else {
     std::vector<float> embedding(layout_.dim);
-    InitialEmbedding(t, id, embedding.data());
+    InitialEmbedding(t, id, vectors, embedding.data());
     layout_.WriteEmbedding(embedding.data(), row);
   }
   layout_.WriteOptimizerSlots(initial_optimizer_slots_, row);
 }
 
 void RowStore::ReadAbsent(int t, int64_t id, float* out) const {
-  if (config_.tables[t].absent_reads_initial) return InitialEmbedding(t, id, out);
+  if (config_.tables[t].absent_reads_initial && InitialEmbedding(t, id, NewVectors(), out)) return;
   std::fill_n(out, config_.dim, 0.0f);
 }
 
@@ -482,7 +498,7 @@ void RowStore::Apply(const StagedRows& staged, const ParallelFor& parallel) {
 
 void RowStore::LookupStaged(const IdsByTable& batch, const StagedRows& staged,
                             const ParallelFor& parallel, float* embeddings) {
-  Lookup(batch, /*insert=*/false, parallel, embeddings);
+  (void)Lookup(batch, /*insert=*/false, parallel, embeddings);  // which creates no row
   ReadStaged(batch, staged, parallel, embeddings);
 }
 

@@ -35,6 +35,7 @@
 #include "embedps/kernels/store/sweeper.h"
 #include "embedps/kernels/store/table_eviction.h"
 #include "embedps/kernels/store/table_scan.h"
+#include "embedps/kernels/store/vector_function.h"
 
 namespace embedps {
 
@@ -105,20 +106,22 @@ class RowStore {
 
   // Copies the embeddings [num_ids, dim] as float32. With `insert`, creates absent rows, unless the
   // table is full; at a limit of its eviction, a new row displaces another. A row that stays absent
-  // reads as its table declares, with or without `insert`.
-  void Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel, float* embeddings);
+  // reads as its table declares, with or without `insert`. Fails, and then changes nothing, if a
+  // function that computes initial vectors does.
+  Status Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel,
+                float* embeddings);
 
   // Reads a training step's rows as Lookup with `insert`, but leaves the ids of tables that admit
   // to Admit: it marks those that are absent in `shown.absent` and changes nothing. Such an id
   // reads as its initial value if this step will admit it, and else, or if the table is full, as
   // its table declares.
-  void LookupShown(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel,
-                   float* embeddings);
+  Status LookupShown(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel,
+                     float* embeddings);
 
   // Counts the examples of the ids that LookupShown marked, and creates the rows of those that they
   // admit. An id that another step has admitted since is left as it is. Called once per step,
   // before Update: a step whose gradients are not applied counts nothing.
-  void Admit(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel);
+  Status Admit(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel);
 
   // Whether a table has a policy of admission, and whether one has counters.
   bool has_admission() const;
@@ -262,16 +265,20 @@ class RowStore {
   int64_t EvictedBytes() const { return evicted_rows_ ? EvictedRows::kMemoryBytes : 0; }
   // Prefetches what the visit of a bin begins with; -1 is none.
   void PrefetchBin(int bin) const;
-  // Creates the row of an absent id, with initial values. Returns kNone if the table is full. The
-  // caller holds the stripe's lock.
-  uint32_t InsertRow(int table, uint64_t hash, int64_t id, Stripe* stripe)
-      EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
-  void LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
-              const ParallelFor& parallel, float* embeddings);
+  // Computes the vectors of the rows that a step will create, where a function does. So that no
+  // lock is held meanwhile, a row that goes in between is created by the next step that asks.
+  Status ComputeNew(const IdsByTable& batch, const StripeOrder& order, const ShownIds* shown,
+                    NewVectors* vectors);
+  // Creates the row of an absent id, with initial values. Returns kNone if the table is full, or
+  // the id's vector was not computed. The caller holds the stripe's lock.
+  uint32_t InsertRow(int table, uint64_t hash, int64_t id, const NewVectors& vectors,
+                     Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
+  Status LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
+                const ParallelFor& parallel, float* embeddings);
   void MakeCounters();
   // Reads ids without a row for a training step, and marks them as absent.
   void ReadShown(int bin, const IdsByTable& batch, const std::vector<StripeOrder::Entry>& absent,
-                 const ShownIds& shown, float* embeddings) const;
+                 const ShownIds& shown, const NewVectors& vectors, float* embeddings) const;
   // Whether examples of a step admit an id without a row. A table without counters does not need
   // `hashes`. The caller holds the stripe's lock.
   bool Admits(int bin, IdHashes hashes, int64_t id, int32_t examples, uint32_t step) const;
@@ -282,9 +289,10 @@ class RowStore {
   void ReadAbsent(int table, int64_t id, float* out) const;
   uint32_t LastStep() const;
   // Writes a new row's embedding and optimizer slots.
-  void InitializeRow(int table, int64_t id, RowHeader* row) const;
-  // Computes an absent row's embedding [dim], as it reads once it is stored.
-  void InitialEmbedding(int table, int64_t id, float* embedding) const;
+  void InitializeRow(int table, int64_t id, const NewVectors& vectors, RowHeader* row) const;
+  // Computes an absent row's embedding [dim], as it reads once it is stored. Returns false if it is
+  // not among `vectors` and a function must compute it.
+  bool InitialEmbedding(int table, int64_t id, const NewVectors& vectors, float* embedding) const;
   void LoadInOrder(const RowColumns& columns, const RecordOrder& order, bool optimizer_slots,
                    const ParallelFor& parallel);
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
@@ -302,6 +310,7 @@ class RowStore {
   const RowLayout layout_;
   const std::vector<float> initial_optimizer_slots_;
   std::vector<uint64_t> salts_;  // of each table
+  bool has_functions_ = false;   // that compute initial vectors
   PagePool own_pool_;
   PagePool* const pool_;                                 // for the stripes' rows and indexes
   std::vector<std::unique_ptr<Stripe>> stripes_;         // kStripes per table

@@ -161,8 +161,8 @@ TEST(ParallelStepsEqualSerialOnes) {
     const size_t n = batch.ids.size() * 3;
     std::vector<float> a(n), b(n), gradients(n);
     for (size_t i = 0; i < n; ++i) gradients[i] = std::sin(static_cast<float>(i + step));
-    serial.Lookup(batch.view(), true, SerialFor, a.data());
-    parallel.Lookup(batch.view(), true, ThreadsFor, b.data());
+    EXPECT_OK(serial.Lookup(batch.view(), true, SerialFor, a.data()));
+    EXPECT_OK(parallel.Lookup(batch.view(), true, ThreadsFor, b.data()));
     EXPECT_TRUE(a == b);
     serial.Update(batch.view(), gradients.data(), 0.1f, step, SerialFor);
     parallel.Update(batch.view(), gradients.data(), 0.1f, step, ThreadsFor);

@@ -48,7 +48,7 @@ struct Batch {
 
 inline std::vector<float> Lookup(RowStore* store, const Batch& batch, bool insert = true) {
   std::vector<float> rows(batch.ids.size() * store->config().dim);
-  store->Lookup(batch.view(), insert, SerialFor, rows.data());
+  EXPECT_OK(store->Lookup(batch.view(), insert, SerialFor, rows.data()));
   return rows;
 }
 

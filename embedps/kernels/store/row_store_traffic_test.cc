@@ -165,11 +165,11 @@ void ExpectWholeRowsUnderEviction(const EvictionConfig& eviction,
         const std::vector<int32_t> examples(batch.ids.size(), 1);
         std::vector<uint8_t> absent(batch.ids.size());
         const ShownIds shown{examples.data(), step, absent.data()};
-        store.LookupShown(batch.view(), shown, SerialFor, rows.data());
+        EXPECT_OK(store.LookupShown(batch.view(), shown, SerialFor, rows.data()));
         for (size_t r = 0; r < batch.ids.size(); ++r) {
           for (int d = 1; d < kDim; ++d) EXPECT_EQ(rows[r * kDim + d], rows[r * kDim]);
         }
-        store.Admit(batch.view(), shown, SerialFor);
+        EXPECT_OK(store.Admit(batch.view(), shown, SerialFor));
         Update(&store, batch, 1, -1, step++);
       }
     });

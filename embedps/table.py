@@ -7,7 +7,6 @@ not have. 2: the command is wrong.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,9 +25,10 @@ from embedps.checkpoint.tools.new_table import add_table
 from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.row_input import RowInput, ids_of, read_ids
 from embedps.checkpoint.tools.row_output import BESIDES_SLOTS, check_kind, write_rows
+from embedps.checkpoint.tools.run_texts import RunTexts, texts_option
 from embedps.config_fields import option
 from embedps.console import command_line
-from embedps.console.lines import say
+from embedps.console.lines import say, say_json
 from embedps.errors import UsageError
 from embedps.features.text_values import fingerprint
 
@@ -70,6 +70,7 @@ class GetConfig(IdsConfig):
     """Prints the rows of ids, a line of JSON for each."""
 
     id: tuple[str, ...] = option(dataclasses.MISSING, "the ids", metavar="ID", several=True)
+    texts: tuple[str, ...] = texts_option()
     number: int | str | None = manifest_option(
         None, "a manifest's number, or a ref; default: newest"
     )
@@ -83,6 +84,7 @@ class ExportRowsConfig(TableConfig):
         dataclasses.MISSING, "the .parquet, .npz or .safetensors file to write", metavar="FILE"
     )
     optimizer_slots: bool = option(True, "write the optimizer slots too")
+    texts: tuple[str, ...] = texts_option()
     number: int | str | None = manifest_option(
         None, "a manifest's number, or a ref; default: newest"
     )
@@ -131,6 +133,7 @@ class ProveConfig(IdsConfig):
     evicted_rows: str | None = option(
         None, "the run's directory of evicted rows", metavar="EVICTED"
     )
+    texts: tuple[str, ...] = texts_option()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,9 +146,11 @@ def _get(directory: CheckpointDirectory, config: GetConfig) -> int:
     with leased(directory, config.number, "get") as manifest:
         absent = 0
         rows = get_rows(directory, manifest, config.table, ids)
-        for text, (number, row) in zip(config.id, rows, strict=True):
-            shown = {"id": number, **({"text": text} if config.text_ids else {})}
-            print(json.dumps(shown | ({"absent": True} if row is None else row.to_pylist()[0])))
+        texts = RunTexts([manifest], config.texts).of(ids)
+        for given, (number, row) in zip(config.id, rows, strict=True):
+            text = given if config.text_ids else texts.get(number)
+            shown = {"id": number} if text is None else {"id": number, "text": text}
+            say_json(shown | ({"absent": True} if row is None else row.to_pylist()[0]))
             absent += row is None
     return 1 if absent else 0
 
@@ -162,6 +167,9 @@ def _export(directory: CheckpointDirectory, config: ExportRowsConfig) -> int:
         if not config.optimizer_slots:
             schema = pa.schema([field for field in schema if field.name in BESIDES_SLOTS])
             batches = (batch.select(schema.names) for batch in batches)
+        texts = RunTexts([manifest], config.texts)
+        if texts.folders and config.output.suffix == ".parquet":
+            schema, batches = texts.beside(schema, batches)
         num_rows = write_rows(config.output, schema, batches)
     say(
         f"{config.output}: {num_rows:,} rows of {config.table} "
@@ -201,26 +209,40 @@ def _import(directory: CheckpointDirectory, config: ImportConfig) -> int:
 
 def _forget(directory: CheckpointDirectory, config: ForgetConfig) -> int:
     ids = read_ids(config.ids, config.fingerprint)
-    made = forget(directory, config.table, ids, evicted_rows=config.evicted_rows)
+    texts = RunTexts.of_all(directory, config.texts)
+    made = forget(directory, config.table, ids, evicted_rows=config.evicted_rows, texts=texts)
     where = "no file had them" if made.manifest is None else f"manifest {made.manifest.number}"
     say(
         f"{directory.path}: {len(ids):,} ids of {config.table} are forgotten: {where}: "
-        f"{made.rows:,} rows and counters, {made.evicted:,} evicted rows"
+        f"{made.rows:,} rows and counters, {made.evicted:,} evicted rows, {made.texts:,} texts"
     )
+    _say_absent(texts)
+    for line in made.left:
+        say(line)
     for number, why in made.held.items():
         say(f"manifest {number} may still have them: {why}: forget again once it does not")
-    return 1 if made.held else 0
+    return 1 if made.held or made.left else 0
 
 
 def _prove_absent(directory: CheckpointDirectory, config: ProveConfig) -> int:
     ids = read_ids(config.ids, config.fingerprint)
+    texts = RunTexts.of_all(directory, config.texts)
+    _say_absent(texts)
     found = 0
-    for line in traces(directory, config.table, ids, evicted_rows=config.evicted_rows):
+    for line in (
+        *traces(directory, config.table, ids, evicted_rows=config.evicted_rows),
+        *texts.traces(ids),
+    ):
         found += 1
         say(line)
     if not found:
         say(f"{directory.path}: no file has one of {len(ids):,} ids of {config.table}")
     return 1 if found else 0
+
+
+def _say_absent(texts: RunTexts) -> None:
+    for path in texts.absent:
+        say(f"the dataset {path} is not here: if it lies elsewhere, --texts reads its texts of ids")
 
 
 _COMMANDS: directory_command.Commands = {

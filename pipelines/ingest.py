@@ -12,6 +12,7 @@ from embedps.console.lines import say
 from embedps.console.progress import rate_text
 from embedps.console.tables import make_console, make_table
 from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import KeptTexts
 from embedps.pipelines.ingestion.options import parse_options
 
 
@@ -39,10 +40,18 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
     for file in dataset.input.files:
         if not file.lines:
             say(f"{file.path}: no rows (see {dataset.directory / dataset.bad_lines})")
+    if dataset.texts.columns:
+        say(_texts_line(dataset.texts))
     if wall_secs is None:
         say("already finished with the same input and options: kept")
     else:
         say(f"{wall_secs:.1f} s{rate_text(read, wall_secs, 'rows')}")
+
+
+def _texts_line(texts: KeptTexts) -> str:
+    left = f", {texts.left:,} of less frequent ids left (--max-texts)" if texts.left else ""
+    shared = f"; {texts.shared:,} ids are of several texts each" if texts.shared else ""
+    return f"{texts.kept:,} texts of {', '.join(texts.columns)} kept{left}{shared}"
 
 
 def main(argv: Sequence[str], schema: str | None = None) -> None:

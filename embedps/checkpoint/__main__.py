@@ -35,7 +35,8 @@ from embedps.checkpoint.tools.inspect import describe_move, format_bytes, inspec
 from embedps.checkpoint.tools.rollback import ASIDE_NAME, rollback
 from embedps.checkpoint.tools.row_output import write_parquet
 from embedps.checkpoint.tools.run_statistics import print_run_statistics, read_run_statistics
-from embedps.checkpoint.tools.stats import print_statistics, read_statistics
+from embedps.checkpoint.tools.run_texts import RunTexts, texts_option
+from embedps.checkpoint.tools.stats import print_statistics, read_statistics, shown_ids
 from embedps.checkpoint.tools.stats_page import make_page
 from embedps.checkpoint.tools.verify import verify
 from embedps.config_fields import option, section
@@ -80,6 +81,7 @@ class StatsConfig(InspectConfig):
     details: bool = option(
         False, "also show norms, shards, growth, evictions and the parameter servers"
     )
+    texts: tuple[str, ...] = texts_option()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,8 +171,9 @@ def _inspect(directory: CheckpointDirectory, config: InspectConfig) -> int:
 def _stats(directory: CheckpointDirectory, config: StatsConfig) -> int:
     with leased(directory, config.number, "stats") as manifest:
         statistics = read_statistics(directory, manifest)
+        texts = RunTexts([manifest], config.texts).of(shown_ids(statistics))
     console = make_console()
-    print_statistics(statistics, console, details=config.details)
+    print_statistics(statistics, console, details=config.details, texts=texts)
     of_run = (
         read_run_statistics(directory.path, has_ended=manifest.final)
         if config.number is None
@@ -181,7 +184,7 @@ def _stats(directory: CheckpointDirectory, config: StatsConfig) -> int:
     if not config.details:
         say("--details shows more columns, and what the run last saw of its tables and servers")
     if config.html is not None:
-        page = make_page(directory.path.name, statistics, of_run)
+        page = make_page(directory.path.name, statistics, of_run, texts)
         file_io.write_bytes(config.html, page.encode())
         say(f"wrote {config.html}")
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from embedps.errors import printable
 
@@ -42,3 +42,12 @@ def show(text: str, *, file: TextIO | None = None) -> None:
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         text = json.dumps({"time": time, "level": level, "event": text})
     print(text, file=file or sys.stdout, flush=True)
+
+
+def say_json(value: Any) -> None:
+    """Prints a value as one line of JSON, in which texts are readable.
+
+    What `say` escapes is escaped as JSON does.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    print("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text), flush=True)

@@ -1,6 +1,7 @@
 """The dataset on disk: Parquet shards of two splits, committed by `_dataset.json`.
 
     DIR/train/shard-00000-of-00008.parquet, DIR/eval/shard-…, DIR/_bad_lines.jsonl
+    DIR/_texts/part-…       the texts of ids, if they were kept (embedps/storage/id_texts.py)
     DIR/_transforms.json    how input becomes features (embedps/features/transforms.py)
     DIR/_dataset.json       written last: a directory without it is not a dataset
 
@@ -24,6 +25,7 @@ from embedps.data.dataset_metadata import (
     CategoricalFeature,
     DataFile,
     InputSummary,
+    KeptTexts,
     LabelColumn,
     NumericFeature,
     Split,
@@ -54,7 +56,7 @@ class Dataset:
 
     may_lack: ClassVar[tuple[str, ...]] = (
         *("labels", "float_lists", "keys", "weight", "timestamp"),
-        *("transforms", "transforms_digest", "learned"),
+        *("transforms", "transforms_digest", "learned", "texts"),
     )
     directory: Path
     numeric: tuple[NumericFeature, ...]
@@ -81,6 +83,8 @@ class Dataset:
     """Tells these transforms from others (transforms_digest.py); empty if there are none."""
     learned: tuple[str, ...] = ()
     """The features whose transforms learned from the rows to train on, such as a mean."""
+    texts: KeptTexts = field(default_factory=KeptTexts)
+    """The texts of ids beside the dataset; no columns if there are none."""
     missing_id: int = MISSING_ID
     input: InputSummary = field(default_factory=InputSummary)
     bad_lines: str = "_bad_lines.jsonl"
@@ -189,6 +193,8 @@ class Dataset:
         for name in ("float_lists", "keys", "transforms_digest", "learned"):
             if not document[name]:
                 del document[name]
+        if not self.texts.columns:
+            del document["texts"]
         document["schema"] = dict(self.schema)
         write_bytes(target, (json.dumps(document, indent=1) + "\n").encode())
         return target

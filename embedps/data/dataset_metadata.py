@@ -123,6 +123,23 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptTexts:
+    """Describes the texts of ids that lie beside a dataset (embedps/storage/id_texts.py).
+
+    Attributes:
+      columns: of the input, whose texts they are.
+      kept: how many there are, as they were made.
+      left: how many are not there, of the least frequent.
+      shared: how many ids several texts have.
+    """
+
+    columns: tuple[str, ...] = ()
+    kept: int = 0
+    left: int = 0
+    shared: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputFile:
     """Describes an input file: its name, size, and the checksum of its bytes."""
 

@@ -292,7 +292,7 @@ def _decode_list(
         array = _empty_for_null(array)
     starts = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
     role = "categorical" if column.role == "list" else "numeric"
-    element = Column(name=column.name, role=role, type=column.type)
+    element = Column(name=column.name, role=role, type=column.type, on_text=column.on_text)
     missing = ("",) if role == "numeric" else ()
     values, bad_values = decode_column(element, array.flatten(), missing)
     offsets = starts - starts[0]

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 import codecs
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,8 @@ class Column:
 
     Where a list is, each element's value is meant: a list of objects has parallel lists.
     """
+    on_text: Callable[[str, int], None] | None = field(default=None, compare=False, repr=False)
+    """Called with each text that is decoded to its fingerprint, and this; not declared."""
     flatten: bool = False
     """Whether the values of a list's lists are one list."""
 
@@ -313,6 +315,17 @@ class Table:
     def role(self, role: str) -> Column | None:
         """Finds the first column of a role; the only one, if it is no label."""
         return next((column for column in self.columns if column.role == role), None)
+
+    def keeps_fingerprints(self, name: str) -> bool:
+        """Tells whether a dataset has fingerprints of a column's texts as ids; a hash has others.
+
+        Raises:
+          UsageError: there is no such column.
+        """
+        column = self.column(name)
+        made = (feature for feature in self.features if feature.sources == (name,))
+        as_they_are = (all(step.op != "hash" for step in feature.steps) for feature in made)
+        return column.type == "string" and (column.keep or any(as_they_are))
 
     @property
     def read_columns(self) -> tuple[Column, ...]:

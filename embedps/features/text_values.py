@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -37,7 +38,15 @@ def text_decoder(column: Column) -> Callable[[str], float | int]:
         return _weight
     if column.role == "numeric":
         return lambda text: float(_integer(text) if column.type == "integer" else _float(text))
+    if column.type == "string" and column.on_text is not None:
+        return functools.partial(_told, column.on_text)
     return {"hex": _hex, "integer": _id, "string": fingerprint}[column.type]
+
+
+def _told(on_text: Callable[[str, int], None], text: str) -> int:
+    made = fingerprint(text)
+    on_text(text, made)
+    return made
 
 
 def _label(text: str, positive_from: float | None) -> float:

@@ -1,4 +1,4 @@
-"""The stages of the Beam pipeline: parse the files, fit the transforms, write shards, commit.
+"""The stages of the Beam pipeline: parse the files, fit the transforms, write shards and texts.
 
 The stages are in a module of their own, so that worker processes can import them by name.
 """
@@ -20,6 +20,7 @@ from .file_parser import FileParser
 from .file_record import FileRecord, in_order
 from .ingest_job import BAD_LINES_NAME, IngestJob
 from .input_files import InputTask
+from .kept_texts import MergedPart, describe_texts, merge_part, write_part
 from .shard_writer import ShardRecord, ShardTask, write_shard
 
 _SHOWN_NAMES = 10
@@ -42,8 +43,24 @@ def build(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) 
         | "Write"
         >> beam.ParDo(WriteShard(job), beam.pvalue.AsList(files), beam.pvalue.AsSingleton(go))
     )
+    texts: tuple[beam.pvalue.AsList, ...] = ()
+    if job.keep_texts:
+        merged = (
+            pipeline
+            | "Parts" >> beam.Create(list(range(job.num_shards)))
+            | "Spread parts" >> beam.Reshuffle()
+            | "Merge texts"
+            >> beam.ParDo(MergeTexts(job), beam.pvalue.AsList(files), beam.pvalue.AsSingleton(go))
+        )
+        written = (
+            merged
+            | "Merged" >> beam.Map(lambda part: part.index)
+            | "Spread merged" >> beam.Reshuffle()
+            | "Write texts" >> beam.Map(write_texts, job, beam.pvalue.AsList(merged))
+        )
+        texts = (beam.pvalue.AsList(merged), beam.pvalue.AsList(written))
     return once | "Commit" >> beam.Map(
-        commit, job, beam.pvalue.AsList(files), beam.pvalue.AsList(shards)
+        commit, job, beam.pvalue.AsList(files), beam.pvalue.AsList(shards), *texts
     )
 
 
@@ -147,9 +164,33 @@ class WriteShard(beam.DoFn):
             )
 
 
+class MergeTexts(beam.DoFn):
+    """Merges a part of the texts of ids; the parsed files are a side input."""
+
+    def __init__(self, job: IngestJob) -> None:
+        self._job = job
+
+    def process(self, index: int, files: Sequence[FileRecord], go: bool) -> Iterator[MergedPart]:
+        """Merges one part, unless the job has stopped."""
+        if go:
+            yield merge_part(
+                self._job, in_order(files), Transforms.load(self._job.work.path), index
+            )
+
+
+def write_texts(index: int, job: IngestJob, parts: Sequence[MergedPart]) -> int:
+    """Writes a part of the texts of ids; returns how many."""
+    return write_part(job, parts, index)
+
+
 def commit(
-    _: None, job: IngestJob, files: Sequence[FileRecord], shards: Sequence[ShardRecord]
+    _: None,
+    job: IngestJob,
+    files: Sequence[FileRecord],
+    shards: Sequence[ShardRecord],
+    parts: Sequence[MergedPart] = (),
+    written: Sequence[int] = (),
 ) -> None:
     """Commits the dataset, unless the job has stopped."""
     if shards:
-        commit_dataset(job, in_order(files), shards)
+        commit_dataset(job, in_order(files), shards, describe_texts(job, parts, written))

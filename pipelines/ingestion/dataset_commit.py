@@ -10,6 +10,7 @@ from embedps.data.dataset_metadata import (
     CategoricalFeature,
     InputFile,
     InputSummary,
+    KeptTexts,
     LabelColumn,
     NumericFeature,
     Split,
@@ -27,7 +28,7 @@ from .work_dir import SPLITS
 
 
 def commit_dataset(
-    job: IngestJob, files: Sequence[FileRecord], shards: Sequence[ShardRecord]
+    job: IngestJob, files: Sequence[FileRecord], shards: Sequence[ShardRecord], texts: KeptTexts
 ) -> None:
     """Writes the transforms and, last, `_dataset.json`.
 
@@ -35,6 +36,7 @@ def commit_dataset(
       job: the job.
       files: all input files, in order.
       shards: all shards, in any order.
+      texts: what was kept of the texts of ids.
 
     Raises:
       DatasetError: the rows written and set aside are not the rows read.
@@ -70,6 +72,7 @@ def commit_dataset(
         numeric=_numeric_features(table, missing),
         categorical=categorical,
         schema={field.name: str(field.type) for field in table.output_schema},
+        texts=texts,
         splits={name: _split(name, shards) for name in SPLITS},
         input=source,
         bad_lines=BAD_LINES_NAME,

@@ -16,6 +16,7 @@ from .columnar_input import read_rows
 from .file_record import FileRecord
 from .ingest_job import IngestJob
 from .input_files import PACKINGS, InputTask, open_input
+from .kept_texts import TextGatherer
 from .line_blocks import BLOCK_BYTES, ReadAhead, checksum_of
 from .sorted_runs import SortedRunWriter
 from .text_input import open_lines
@@ -30,6 +31,8 @@ class FileParser:
         self._job, self._task, self._bad_out = job, task, bad_out
         self._runs = SortedRunWriter(job.work, task.index, job.table, job.split.seed)
         self._statistics = ColumnStatistics(job.table, job.work, task.index)
+        self._texts = TextGatherer(job.table, job.keep_texts, job.work, task.index)
+        self._table = self._texts.table
         self._bad = _LineCounter()
         self._damage = ""
         self._undeclared: tuple[str, ...] = ()
@@ -54,7 +57,7 @@ class FileParser:
         return self._parse_lines(stream) if is_text else self._parse_columns(stream)
 
     def _parse_lines(self, stream: BinaryIO) -> FileRecord:
-        reader, parser = open_lines(stream, self._job.table, self._task.name)
+        reader, parser = open_lines(stream, self._table, self._task.name)
         # Starting a thread takes longer than reading a small file.
         blocks = ReadAhead(reader) if self._task.bytes > BLOCK_BYTES else reader
         for block in blocks:
@@ -67,7 +70,7 @@ class FileParser:
         return self._record(reader.num_bytes, reader.checksum, lines)
 
     def _parse_columns(self, stream: BinaryIO) -> FileRecord:
-        for rows, bad, share in read_rows(stream, self._job.table, self._task.name):
+        for rows, bad, share in read_rows(stream, self._table, self._task.name):
             self._add(rows, bad, round(share * self._task.bytes))
         stream.close()
         whole = open_input(self._task.path)
@@ -81,6 +84,7 @@ class FileParser:
             self._bad.add(line.line)
             if line.ends_file:
                 self._damage = line.reason
+        self._texts.add(rows)
         if rows.num_rows:
             held_out = self._job.split.held_out(self._job.table, rows, self._task.held_out)
             self._runs.add(rows, held_out)
@@ -110,6 +114,7 @@ class FileParser:
             absent=tuple(sorted(self._absent)),
             moments=self._statistics.moments,
             num_count_pieces=self._statistics.finish(),
+            num_text_pieces=self._texts.finish(),
         )
 
 

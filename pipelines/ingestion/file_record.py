@@ -29,6 +29,8 @@ class FileRecord:
     """The declared columns that no object of a file of JSON Lines has."""
     moments: Mapping[str, Moments] = field(default_factory=dict)
     num_count_pieces: Mapping[str, int] = field(default_factory=dict)
+    num_text_pieces: tuple[int, ...] = ()
+    """By the columns whose texts are kept."""
 
 
 def in_order(files: Sequence[FileRecord]) -> list[FileRecord]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embedps.features.table_schema import Table
+from embedps.storage.id_texts import FOLDER_NAME, part_name
 
 from .shard_writer import ShardTask
 from .splits import SplitRule
@@ -32,9 +33,17 @@ class IngestJob:
     transforms_digest: str = ""
     """Of the transforms that the work directory has from the start; empty if the job fits them."""
 
+    keep_texts: tuple[str, ...] = ()
+    """The columns whose ids' texts are kept."""
+    max_texts: int = 0
+
     @property
     def work(self) -> WorkDir:
         return WorkDir(path=Path(self.output) / WORK_NAME)
+
+    def texts_path(self, part: int) -> Path:
+        """Names the file of a part of the texts of ids; there are as many parts as shards."""
+        return Path(self.output) / FOLDER_NAME / part_name(part, self.num_shards)
 
     @property
     def shard_tasks(self) -> list[ShardTask]:
@@ -55,4 +64,9 @@ class IngestJob:
             "eval_files": list(self.eval_files),
             "table": self.table.to_json(),
             **({"transforms_of": self.transforms_digest} if self.transforms_digest else {}),
+            **(
+                {"keep_texts": list(self.keep_texts), "max_texts": self.max_texts}
+                if self.keep_texts
+                else {}
+            ),
         }

@@ -16,6 +16,7 @@ from embedps.errors import DatasetError, UsageError
 from embedps.features.transforms import FILE_NAME as TRANSFORMS_NAME
 from embedps.features.transforms import FOLDER_NAME as TRANSFORMS_FOLDER
 from embedps.features.transforms import Transforms
+from embedps.storage.id_texts import FOLDER_NAME as TEXTS_FOLDER
 
 from .beam_runner import make_pipeline, run_pipeline, temporary_folder
 from .beam_stages import build
@@ -111,6 +112,8 @@ def _job(options: Options, inputs: Sequence[InputTask], transforms: Transforms |
         split=options.split,
         eval_files=tuple(task.name for task in inputs if task.held_out),
         transforms_digest="" if transforms is None else transforms.digest,
+        keep_texts=tuple(dict.fromkeys(options.keep_texts)),
+        max_texts=options.max_texts,
     )
 
 
@@ -152,6 +155,9 @@ def _is_finished(output: Path, job: IngestJob, inputs: Sequence[InputTask]) -> b
 def _remove_unfinished(output: Path, job: IngestJob) -> None:
     """Removes shards that no `_dataset.json` names and the work directory, of any earlier run."""
     (output / TRANSFORMS_NAME).unlink(missing_ok=True)
-    for path in (*(output / split for split in (*SPLITS, TRANSFORMS_FOLDER)), job.work.path):
+    for path in (
+        *(output / split for split in (*SPLITS, TRANSFORMS_FOLDER, TEXTS_FOLDER)),
+        job.work.path,
+    ):
         # Workers that are ending may still write; the next run removes what they leave.
         shutil.rmtree(path, ignore_errors=True)

@@ -8,11 +8,12 @@ from dataclasses import MISSING, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from embedps.config_fields import MAX_INT64, check, option, python_only, section
+from embedps.config_fields import MAX_COUNT, MAX_INT64, check, option, python_only, section
 from embedps.console import flags
 from embedps.data.dataset import ROW_GROUP_ROWS
 from embedps.errors import UsageError
 from embedps.features.table_schema import Table
+from embedps.storage.id_texts import MAX_CHARACTERS
 
 from .splits import SplitRule
 
@@ -30,6 +31,7 @@ gzip, bzip2, xz or zstd; Parquet; ORC.
 _HELP_OUTPUT = """
   DIR/train/shard-*.parquet, DIR/eval/shard-*.parquet   shards; sizes differ by at most 1 row
   DIR/_transforms.json                                  the fitted transforms
+  DIR/_texts/part-*.parquet                             with --keep-texts: ids and their texts
   DIR/_bad_lines.jsonl                                  lines that are not rows, and why
   DIR/_dataset.json                                     written last: schema, counts, checksums
 
@@ -137,6 +139,16 @@ class Options:
         "train on or to score",
         metavar="DATASET",
     )
+    keep_texts: tuple[str, ...] = option(
+        (),
+        "also keep the texts of these columns' ids, so that `embedps table` and `checkpoint stats` "
+        f"show them: of each, {MAX_CHARACTERS} characters at most",
+        metavar="COLUMN",
+        several=True,
+    )
+    max_texts: int = option(
+        10_000_000, "keep those of the most frequent ids", least=1, most=MAX_COUNT
+    )
     force: bool = option(False, "replace a finished dataset")
     verbose: bool = option(False, "log what Beam does")
     beam_flags: tuple[str, ...] = option((), "Beam's own flags", rest=True)
@@ -146,6 +158,11 @@ class Options:
         if self.output.exists() and not self.output.is_dir():
             raise UsageError(f"--output must be a directory, {self.output} is a file")
         self.split.check(self.table)
+        if other := [n for n in self.keep_texts if not self.table.keeps_fingerprints(n)]:
+            raise UsageError(
+                '--keep-texts must name columns of ids of texts (type = "string") without a hash, '
+                f"got {', '.join(other)}"
+            )
 
     @functools.cached_property
     def table(self) -> Table:

@@ -39,6 +39,14 @@ class WorkDir:
         name = xxhash.xxh3_64_hexdigest(feature.encode())
         return self.path / f"counts-{file_index:05d}-{name}-{piece:05d}.npy"
 
+    def texts(self, file_index: int, column: int, piece: int) -> Path:
+        """Arrow IPC: ids of one file and column with their texts, ascending, and their counts."""
+        return self.path / f"texts-{file_index:05d}-{column:05d}-{piece:05d}.arrow"
+
+    def merged_texts(self, part: int) -> Path:
+        """Parquet: the ids of a part with their texts and counts, of all files and columns."""
+        return self.path / f"merged-texts-{part:05d}.parquet"
+
     def sketches(self, split: str, shard_index: int) -> Path:
         """NumPy: the distinct-id sketch of each id column of one shard."""
         return self.path / f"distinct-{split}-{shard_index:05d}.npz"

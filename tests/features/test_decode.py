@@ -297,3 +297,28 @@ def test_lists_that_cannot_be_one_value_are_one_error(kind: pa.DataType):
         DatasetError, match=r"must hold one value per row, or lists of one, it holds"
     ):
         decode_column(column, pa.nulls(2, kind), ())
+
+
+@pytest.mark.parametrize(
+    ("role", "array"),
+    [
+        ("categorical", pa.array(["a", None, "NA", "", "b", "a"])),
+        ("categorical", pa.array(["a", "b", "a"]).dictionary_encode()),
+        ("categorical", pa.array([b"\xc3\xa9", None], pa.large_binary())),
+        ("categorical", pa.array([7, None, -(2**40)])),
+        ("categorical", pa.array([["a"], [], None, ["b"]], pa.list_(pa.string()))),
+        ("list", pa.array(["a|b | |", None, "NA", '["x|y", 7]', "NA|a", "c"])),
+        ("list", pa.array([["a", "NA", ""], None, [], ["b", None]])),
+        ("list", pa.array([[1, 2], [3]])),
+        ("list", pa.array([11711, None])),
+    ],
+)
+def test_each_text_of_an_id_is_told_with_it(role: str, array: pa.Array):
+    told: dict[str, int] = {}
+    column = Column(name="c", role=role, type="string", separator="|", on_text=told.__setitem__)
+    ids, bad = decode_column(column, array, ("", "NA"))
+    assert not bad
+    ids = ids.flatten() if pa.types.is_list(ids.type) else ids
+    assert {*told.values()} == {*ids.to_pylist()} - {-1}
+    assert told == {text: fingerprint(text) for text in told}
+    assert told

@@ -1,4 +1,4 @@
-"""Forgets ids of a table: their rows, slots, counters and evicted rows leave every file.
+"""Forgets ids of a table: their rows, slots, counters, evicted rows and texts leave every file.
 
 A new base without them replaces the chain, under a history of its own, so who follows drops what it
 holds and loads that base. Then all older manifests go, with their files.
@@ -30,6 +30,7 @@ from embedps.checkpoint.refs import read_refs
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools.compact import write_base
 from embedps.checkpoint.tools.own_delta import changing
+from embedps.checkpoint.tools.run_texts import RunTexts
 from embedps.errors import CheckpointError
 from embedps.storage import file_io
 from embedps.storage.file_lock import check_locks
@@ -46,17 +47,26 @@ class ForgetResult:
       manifest: the committed manifest; None if no file of the newest chain had an id.
       rows: that the table has no more, rows and counters.
       evicted: rows that went from the files of evicted rows.
+      texts: that went from the texts of ids beside datasets.
+      left: lines about files there that may still have some.
       held: why older manifests are still there, by number.
     """
 
     manifest: Manifest | None
     rows: int
     evicted: int
+    texts: int
+    left: list[str]
     held: dict[int, str]
 
 
 def forget(
-    directory: CheckpointDirectory, table: str, ids: np.ndarray, *, evicted_rows: str | None = None
+    directory: CheckpointDirectory,
+    table: str,
+    ids: np.ndarray,
+    *,
+    evicted_rows: str | None = None,
+    texts: RunTexts | None = None,
 ) -> ForgetResult:
     """Removes ids of a table from every file, and every older manifest.
 
@@ -65,6 +75,7 @@ def forget(
       table: the table's name.
       ids: sorted and unique, int64.
       evicted_rows: the run's directory of evicted rows.
+      texts: beside the run's datasets. A text is an id's in all tables, so it goes from all.
 
     Raises:
       UsageError: the checkpoint has no such table, or `evicted_rows` is of another directory.
@@ -100,10 +111,13 @@ def forget(
             }
             vectors = tuple(rewritten.get(file.path, file) for file in manifest.vectors)
             made = _rebase(directory, manifest, work, number, vectors, select)
+        num_texts, left = texts.forget(ids) if texts is not None else (0, [])
     with directory.exclusive():
         collect_garbage(directory, [KeepNewest(1)])
         held = _held(directory)
-    return ForgetResult(manifest=made, rows=gone, evicted=evicted, held=held)
+    return ForgetResult(
+        manifest=made, rows=gone, evicted=evicted, texts=num_texts, left=left, held=held
+    )
 
 
 def _rewrite(

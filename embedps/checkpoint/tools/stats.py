@@ -28,7 +28,9 @@ from embedps.errors import CheckpointError
 from embedps.frequencies import HOT_SHARE, FrequencyCounts, exponent_text
 
 NUM_HOTTEST = 1000
+SHOWN_HOTTEST = 20
 _PERCENTILES = (1, 10, 50, 90, 99)
+_SHOWN_CHARACTERS = 40
 _HEADER_BYTES = 16  # the id, the last step and the frequency
 _NO_RANKS = np.empty(0, np.int64)
 _COLUMNS = ("table", "rows", "bytes", "updates", "ids/step", "top 1%", "hottest id")
@@ -121,6 +123,11 @@ def read_statistics(directory: CheckpointDirectory, manifest: Manifest) -> Check
         step=manifest.step,
         tables=[rows.statistics(manifest.step) for rows in tables.values()],
     )
+
+
+def shown_ids(statistics: CheckpointStatistics) -> list[int]:
+    """Lists the hottest ids that are shown, of all tables."""
+    return [i for table in statistics.tables for i, _ in table.hottest[:SHOWN_HOTTEST]]
 
 
 def _add(tables: Mapping[str, _TableRows], part: Partition, batch: pa.RecordBatch) -> None:
@@ -226,10 +233,28 @@ def _row_bytes(table: Mapping[str, Any], schema: pa.Schema) -> int:
     return _HEADER_BYTES + sum(-(-size // 4) * 4 for size in sizes)
 
 
+def _with_text(number: int, texts: Mapping[int, str]) -> str:
+    text = texts.get(number)
+    if text is None:
+        return str(number)
+    return f"{number} {text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '…'}"
+
+
 def print_statistics(
-    statistics: CheckpointStatistics, console: Console, *, details: bool = True
+    statistics: CheckpointStatistics,
+    console: Console,
+    *,
+    details: bool = True,
+    texts: Mapping[int, str] | None = None,
 ) -> None:
-    """Prints a line per table; with `details`, of its norms and the load of its shards too."""
+    """Prints a line per table; with `details`, of its norms and the load of its shards too.
+
+    Args:
+      statistics: of a checkpoint.
+      console: gets it.
+      details: print all columns.
+      texts: of hottest ids.
+    """
     title = f"manifest {statistics.number}, step {statistics.step:,}"
     table = make_table(title, *_COLUMNS, *(_DETAILS if details else ()))
     for each in statistics.tables:
@@ -242,7 +267,7 @@ def print_statistics(
             f"{each.updates:,}",
             f"{each.ids_per_step:,.1f}",
             f"{each.hot_share:.1%}",
-            str(each.hottest[0][0]) if each.hottest else "",
+            " ".join(_with_text(number, texts or {}) for number, _ in each.hottest[:1]),
             exponent_text(each.zipf_exponent),
             f"{each.once / max(each.rows, 1):.0%}",
             f"{each.norms[2]:.3g}" if each.norms else "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from embedps.checkpoint.tools.run_statistics import (
@@ -11,25 +11,32 @@ from embedps.checkpoint.tools.run_statistics import (
     TABLE_HEADINGS,
     RunStatistics,
 )
-from embedps.checkpoint.tools.stats import CheckpointStatistics, TableStatistics
+from embedps.checkpoint.tools.stats import SHOWN_HOTTEST, CheckpointStatistics, TableStatistics
 from embedps.console import html_page
+from embedps.errors import printable
 from embedps.frequencies import exponent_text
 
 _WIDTH, _HEIGHT, _LEFT = 480.0, 200.0, 60.0
-_SHOWN_IDS = 20
 
 
-def make_page(name: str, statistics: CheckpointStatistics, of_run: RunStatistics | None) -> str:
+def make_page(
+    name: str,
+    statistics: CheckpointStatistics,
+    of_run: RunStatistics | None,
+    texts: Mapping[int, str],
+) -> str:
     """Renders a checkpoint's statistics.
 
     Args:
       name: of its directory.
+      statistics: of the checkpoint.
       of_run: what the run last saw.
+      texts: of hottest ids.
     """
     parts = [
         f"<h1>{escape(name)}</h1>",
         f"<p>manifest {statistics.number}, step {statistics.step:,}</p>",
-        *(_table(each) for each in statistics.tables),
+        *(_table(each, texts) for each in statistics.tables),
     ]
     if of_run is not None:
         parts += [
@@ -46,8 +53,13 @@ def _cells(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return html_page.table(headings, [[escape(cell) for cell in row] for row in rows])
 
 
-def _table(table: TableStatistics) -> str:
-    hottest = [[str(i), f"{updates:,}"] for i, updates in table.hottest[:_SHOWN_IDS]]
+def _table(table: TableStatistics, texts: Mapping[int, str]) -> str:
+    shown = table.hottest[:SHOWN_HOTTEST]
+    headings, hottest = ["id", "updates"], [[str(i), f"{updates:,}"] for i, updates in shown]
+    if any(i in texts for i, _ in shown):
+        headings = ["text", *headings]
+        of_ids = [escape(printable(texts.get(i, ""))) for i, _ in shown]
+        hottest = [[text, *cells] for text, cells in zip(of_ids, hottest, strict=True)]
     shards = [[str(s.shard), f"{s.rows:,}", f"{s.updates:,}"] for s in table.shards]
     return "\n".join(
         [
@@ -63,7 +75,7 @@ def _table(table: TableStatistics) -> str:
             html_page.bars([s.updates for s in table.shards], step=24, width=20, height=60),
             html_page.table(["shard", "rows", "updates"], shards),
             "<p>The hottest ids.</p>",
-            html_page.table(["id", "updates"], hottest),
+            html_page.table(headings, hottest),
         ]
     )
 

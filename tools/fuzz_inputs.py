@@ -208,8 +208,11 @@ def _breaks_outside(record: bytes, quote: int, delimiter: int) -> bool:
 
 @functools.cache
 def _text_reader(quote: str, delimiter: str) -> tuple[Table, RawReader]:
-    settings = {"quote": quote, "delimiter": delimiter} if delimiter else {"format": "jsonl"}
-    table = dataclasses.replace(Table.parse(tomllib.loads(TABLE)), **settings)
+    table = Table.parse(tomllib.loads(TABLE))
+    if delimiter:
+        table = dataclasses.replace(table, quote=quote, delimiter=delimiter)
+    else:
+        table = dataclasses.replace(table, format="jsonl")
     return table, _reader(table)
 
 

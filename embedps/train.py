@@ -6,8 +6,8 @@ the role of this task in that cluster: the chief trains, workers and parameter s
 TF_CONFIG has workers only, they train in step, under MultiWorkerMirroredStrategy.
 
 Run the same command again to resume from the last checkpoint. If a local cluster loses a parameter
-server, or workers in step lose one of them, the command restarts itself and resumes. A chief of
-TF_CONFIG then ends with code 75 and one line.
+server, that one goes back to the last checkpoint, or the command restarts itself and resumes. So it
+does if workers in step lose one of them. A chief of TF_CONFIG then ends with code 75 and one line.
 """
 
 from __future__ import annotations

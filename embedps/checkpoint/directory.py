@@ -70,6 +70,11 @@ class CheckpointDirectory:
         """Returns a directory of initial vectors."""
         return self.path / f"vectors-{number}"
 
+    def was_continued(self, manifest: Manifest) -> bool:
+        """Whether an earlier run may have committed a later save, which someone may have read."""
+        later = (n for n, _ in self.save_directories() if n > manifest.save_number)
+        return any(self.dense_path(number).exists() for number in later)
+
     def dense_path(self, number: int) -> Path:
         """Returns the path of a dense file."""
         return self.path / f"dense-{number}" / "dense.arrow"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,8 +18,9 @@ from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.cluster.call_queue import CallQueue
 from embedps.cluster.call_tracker import CallTracker
 from embedps.cluster.health import HealthMonitor, use_own_executor
-from embedps.cluster.interface import Cluster, OnDeath, ScheduledCall
+from embedps.cluster.interface import Cluster, LostServer, OnDeath, ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
+from embedps.cluster.server_replacement import ServerReplacement
 from embedps.cluster.variable_placement import VariablePlacement
 from embedps.cluster.worker_losses import WorkerLosses, WorkerNews
 from embedps.console import tf_logging
@@ -121,14 +123,19 @@ class CoordinatorCluster(Cluster):
         self._losses = WorkerLosses()
         self._health = HealthMonitor(tasks, timeout_secs=server_timeout_secs)
         self._closed = threading.Event()
+        self._placement = VariablePlacement(self.num_ps)
+        self._traced: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._replacement = (
+            None if processes is None else ServerReplacement(processes, self._coordinator)
+        )
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Enters the strategy's scope; a variable goes to the server that holds the least."""
-        placement = VariablePlacement(self.num_ps)
-        with self.strategy.scope(), tf.variable_creator_scope(placement.create):
+        self._placement = VariablePlacement(self.num_ps)
+        with self.strategy.scope(), tf.variable_creator_scope(self._placement.create):
             yield
 
     def schedule(
@@ -147,6 +154,7 @@ class CoordinatorCluster(Cluster):
         try:  # tracing registers the function on every server, so each must answer
             with self._schedule_lock, self.strategy.scope():
                 concrete = function.get_concrete_function(*args)
+            self._traced.add(concrete)
         except BaseException:
             call.cancel()
             raise
@@ -155,6 +163,9 @@ class CoordinatorCluster(Cluster):
             cancellations = cancellation.CancellationManager()
             call.begin(worker, cancellations.start_cancel)
             if call.done():  # only now, so that an interruption meets this or the function
+                return
+            if self._replacement is not None and self._replacement.is_due:
+                call.end(error=ServerLostError("a parameter server is lost"))
                 return
             self._calls.started(worker, call)
             if self._processes is not None:
@@ -167,6 +178,11 @@ class CoordinatorCluster(Cluster):
                 call.worker, call.started_at = None, math.inf
                 if call.cancelled() and isinstance(error, tf.errors.CancelledError):
                     return  # it was interrupted, and its worker is not lost
+                if self._replacement is not None and self._replacement.is_due:
+                    lost = ServerLostError("a parameter server is lost")  # whatever the error says
+                    lost.__cause__ = error
+                    call.end(error=lost)
+                    return
                 if _is_of_worker(error):
                     self._calls.count_lost_attempt()
                     self._losses.lost(worker)
@@ -202,6 +218,39 @@ class CoordinatorCluster(Cluster):
     def fetch(self, result: ScheduledCall) -> Any:
         """Waits for a function's values and returns them."""
         return result.result()
+
+    def replace_servers(self, replaces: bool) -> LostServer | None:
+        """Says whether a parameter server that dies is started again; of local processes only."""
+        return None if self._replacement is None else self._replacement.allow(replaces)
+
+    def lost_server(self, secs: float = 0.0) -> LostServer | None:
+        """Waits up to so long for a server to be found dead; gives it until `await_server`."""
+        return None if self._replacement is None else self._replacement.lost(secs)
+
+    def await_server(self, lost: LostServer) -> None:
+        """Waits until a server that died serves again, empty, and all workers reach it."""
+        if self._replacement is not None:
+            self._replacement.finish(
+                lost,
+                num_workers=self.num_workers,
+                is_busy=self._calls.is_busy,
+                lost_workers=self.lost_workers,
+                settle_secs=self.server_timeout_secs,
+            )
+
+    def give_up(self, error: ServerLostError) -> None:
+        """Ends the processes: the cluster cannot go on."""
+        if self._processes is not None:
+            self._processes.close()
+        self._on_lost(error)
+
+    def traced_functions(self) -> list[Any]:
+        """Lists the functions that were scheduled."""
+        return list(self._traced)
+
+    def variables_on(self, device: str) -> list[tf.Variable]:
+        """Lists the variables that were made on a server."""
+        return self._placement.made_on(device)
 
     def unresponsive_workers(self) -> Set[int]:
         """Returns the workers that have not answered for too long."""

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -16,11 +16,27 @@ from embedps.cluster.worker_losses import WorkerNews
 from embedps.engine.steps.interface import UnitFunction
 from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.ways import Place
-from embedps.errors import ClusterError
+from embedps.errors import ClusterError, ServerLostError
 from embedps.kernels.tasks import TaskId
 from embedps.tables.collection import EmbeddingCollection
 
 OnDeath: TypeAlias = Callable[[], BaseException | None]
+
+
+class LostServer(NamedTuple):
+    """A parameter server that died.
+
+    Attributes:
+      number: of its task.
+      device: where its ops run.
+      why: how it ended.
+      noticed_at: seconds since 1970.
+    """
+
+    number: int
+    device: str
+    why: str
+    noticed_at: float
 
 
 class ScheduledCall(concurrent.futures.Future[Any]):
@@ -122,6 +138,40 @@ class Cluster(abc.ABC):
     def rate_setter(self, set_rate: Callable[[float], Any]) -> Callable[[float], Any]:
         """Makes a function that sets the network's learning rate wherever it is."""
         return set_rate
+
+    def replace_servers(self, replaces: bool) -> LostServer | None:
+        """Says whether a parameter server that dies is started again without this client's end.
+
+        If so, `lost_server` tells of it, and `await_server` must follow. Only some clusters do it.
+
+        Returns:
+          A server that is lost now.
+        """
+        return None
+
+    def lost_server(self, secs: float = 0.0) -> LostServer | None:
+        """Waits up to so long for a server to be found dead; gives it until `await_server`."""
+        return None
+
+    def await_server(self, lost: LostServer) -> None:
+        """Waits until a server that died serves again, empty, and all workers reach it.
+
+        Raises:
+          ServerLostError: it does not, or more was lost meanwhile.
+        """
+        return
+
+    def give_up(self, error: ServerLostError) -> None:
+        """Takes that the cluster cannot go on, after `await_server` or what followed failed."""
+        return
+
+    def traced_functions(self) -> list[Any]:
+        """Lists the functions that were scheduled, which hold handles of what is on servers."""
+        return []
+
+    def variables_on(self, device: str) -> list[tf.Variable]:
+        """Lists the variables that were made on a server."""
+        return []
 
     def led(self, name: str, function: UnitFunction) -> UnitFunction:
         """Makes a unit's function one that runs on all workers which must run it; `name` is its."""

@@ -26,8 +26,9 @@ class LocalCluster(CoordinatorCluster):
         result = Trainer(recommender, dataset, config, cluster).fit()
 
     The processes listen at the loopback address only. They end when the cluster is closed, and with
-    this process, however it ends. A worker that dies is started again. A parameter server that dies
-    ends the cluster: start another, and train again to resume from the last checkpoint.
+    this process, however it ends. A worker that dies is started again. So is a parameter server, if
+    a run trains that can go on with that (docs/guides/failures.md). Otherwise its death ends the
+    cluster: start another, and train again to resume from the last checkpoint.
     """
 
     shares_machine = True

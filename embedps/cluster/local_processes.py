@@ -49,6 +49,8 @@ class LocalProcesses:
         self._units: dict[int, ScheduledCall] = {}  # by the worker that runs it
         self._killers: dict[TaskId, ScheduledCall] = {}  # who ran when the task died last
         self._closed = threading.Event()
+        # Asked when a parameter server ended: whether it is to be started again.
+        self.replaces: Callable[[int, str], bool] = lambda index, why: False
         for job, count in (("ps", num_ps), ("worker", num_workers)):
             for index in range(count):
                 self._start((job, index))
@@ -56,6 +58,10 @@ class LocalProcesses:
     def pid(self, job: str, index: int) -> int:
         """Returns the process id of a task."""
         return self._processes[job, index].pid
+
+    def runs(self, task: TaskId) -> bool:
+        """Tells whether a task's process runs."""
+        return self._processes[task].poll() is None
 
     def kill(self, task: TaskId) -> None:
         """Kills a task's process."""
@@ -99,7 +105,12 @@ class LocalProcesses:
             if code is None:
                 continue
             if job == "ps":
-                return ServerLostError(f"parameter server {index} ended {how_it_ended(code)}")
+                why = f"parameter server {index} ended {how_it_ended(code)}"
+                # With code 0 it was told to end: the client has saved, and nothing is lost.
+                if code == 0 or not self.replaces(index, why):
+                    return ServerLostError(why)
+                process.start()
+                continue
             if code != 0 and (cause := self._count_death(task)):
                 return ClusterError(
                     f"worker {index} ended {how_it_ended(code)}, {cause}: {process.last_line()}; "

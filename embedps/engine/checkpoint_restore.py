@@ -11,6 +11,7 @@ import tensorflow as tf
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense, read_named
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
+from embedps.constants import shard_file_name
 from embedps.errors import CorruptCheckpointError, DimMismatchError
 from embedps.tables import stored_tables
 from embedps.tables.collection import EmbeddingCollection
@@ -118,6 +119,43 @@ def load_entries(
     return collection.files.load(_by_group(directory, entries), optimizer_slots=optimizer_slots)
 
 
+def load_shard(
+    collection: EmbeddingCollection,
+    directory: CheckpointDirectory,
+    chain: Sequence[SaveSet],
+    vectors: Sequence[FileEntry],
+    shard: int,
+) -> dict[tuple[str, int], int]:
+    """Loads one shard's part of a chain, and of vectors, into its empty stores; others stay.
+
+    If a save was written by as many shards as there are, only the shard's own files are read.
+
+    Returns:
+      By (group, shard) the cut that the next delta must be since.
+
+    Raises:
+      CorruptCheckpointError: a file is absent, or not what was written.
+      DimMismatchError: a save is of other tables.
+    """
+    own = collection.files.of_shard(shard)
+    name = shard_file_name(shard, collection.num_shards)
+    for save in chain:
+        mine = [entry for entry in save.files if entry.path.rpartition("/")[2] == name]
+        records = own.load(_by_group(directory, mine or save.files))
+        expected = sum(entry.rows + entry.removed for entry in mine)
+        if mine and records != expected:
+            raise CorruptCheckpointError(
+                f"{directory.path}/{save.kind}-{save.number} must give {expected} records to shard "
+                f"{shard}, but it took {records}: restore with the tables it was written with"
+            )
+    cuts = collection.mark_shards_clean([shard])
+    if files := _admission_files(directory, chain):
+        own.load_admission(files)
+    if vectors:
+        own.load_vectors(_by_group(directory, vectors))
+    return cuts
+
+
 def stage_rows(
     collection: EmbeddingCollection, directory: CheckpointDirectory, saves: Sequence[SaveSet]
 ) -> StagedFiles:
@@ -178,9 +216,14 @@ def load_admission(
     Raises:
       CorruptCheckpointError: a file is absent, or not what was written.
     """
-    files = _by_group(directory, [entry for save in chain for entry in save.admission])
-    if files:
+    if files := _admission_files(directory, chain):
         collection.files.load_admission(files)
+
+
+def _admission_files(
+    directory: CheckpointDirectory, chain: Sequence[SaveSet]
+) -> dict[str, list[StoredFile]]:
+    return _by_group(directory, [entry for save in chain for entry in save.admission])
 
 
 def load_dense(

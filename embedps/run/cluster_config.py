@@ -96,6 +96,11 @@ class ClusterConfig:
         least=NO_BOUND,
         most=MAX_COUNT,
     )
+    recover_in_place: bool = option(
+        True,
+        "on a local cluster without --sync, go on beside a parameter server that is lost, and "
+        "restore it alone; otherwise, or where that cannot be done, the command restarts itself",
+    )
     server_timeout_secs: float = option(
         15.0,
         "a worker or parameter server that does not answer for this many seconds is taken as dead",

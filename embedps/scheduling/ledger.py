@@ -93,6 +93,7 @@ class Ledger:
         self._end = 0  # no step from this number on was taken in runs before, as the last one knew
         self._attempts: dict[int, int] = {}  # attempts over all runs, of units not done
         self._begun: set[int] = set()  # positions that a worker began in this run, and not done
+        self._undone: set[int] = set()  # to do again, though some servers have applied them
         self._num_attempts = 0
         self._pause: float = math.inf
         self._repeated = 0
@@ -341,7 +342,7 @@ class Ledger:
             "prefix": self._prefix,
             "beyond": list(self._beyond),
             "visited": {"rows": rows, "steps": steps, "of": self.num_rows - stage.rows_before},
-            **self._attempt_fields(sorted(self._begun)),
+            **self._attempt_fields(sorted(self._begun | self._undone)),
             **({"set_aside": sorted(self._aside)} if self._aside else {}),
             **({"stage": stage.to_json()} if stage.history else {}),
         }
@@ -353,13 +354,13 @@ class Ledger:
         not list as done. A run that restores both will visit these units again.
         """
         with self._lock:
-            listed = set(state["beyond"])
+            listed, begun = set(state["beyond"]), self._begun | self._undone
             return self._attempt_fields(
                 [p for p in state.get("set_aside", ()) if p in self._begun or p not in self._aside]
                 + [
                     p
                     for p in range(state["prefix"], self._next)
-                    if p not in listed and (p in self._begun or self._is_done(p))
+                    if p not in listed and (p in begun or self._is_done(p))
                 ]
             )
 
@@ -417,6 +418,35 @@ class Ledger:
             self._again = set(again)
             self._returned = sorted(self._again)
 
+    def go_back(self, state: Mapping[str, Any]) -> list[Unit]:
+        """Goes back to an earlier state of this stage, while some servers keep what they applied.
+
+        Units that were done since, or begun, are handed out again. Until they are done, a state
+        lists them as units that may be partially applied.
+
+        Returns:
+          The units that were done since.
+        """
+        before = {*range(state["prefix"]), *state["beyond"]} - {*state.get("set_aside", ())}
+        with self._lock:
+            end, begun = self._next, self._begun
+            done = {*range(self._prefix), *self._beyond} - {*self._aside} - self._again
+        self.restore(state)
+        again = sorted(done - before)
+        with self._lock:
+            self._begun = begun
+            self._undone |= {*again}
+            self._next = max(self._next, end)
+            left = (p for p in range(self._prefix, self._next) if not self._is_done(p))
+            self._returned = sorted({*self._returned, *left})
+            return [self._unit(position) for position in again]
+
+    @property
+    def num_undone(self) -> int:
+        """Returns how many units are to do again that some servers have applied."""
+        with self._lock:
+            return len(self._undone)
+
     def _begin_stage(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state of other rows, or of other units of these."""
         made, now = state.get("made_of"), self._division.made_of
@@ -456,6 +486,7 @@ class Ledger:
 
     def _mark_done(self, unit: Unit) -> None:
         self._begun.discard(unit.position)
+        self._undone.discard(unit.position)
         self._attempts.pop(unit.position, None)
         self._aside.pop(unit.position, None)
         if unit.position in self._again:

@@ -99,16 +99,30 @@ class UnitDeaths:
         with self._lock:
             self._most_in_a_row = int(min(num_units, _MAX_IN_A_ROW))
             left, self._left = self._left, []
-            found = [self._count(name, is_own=len(left) == 1) for name in left]
-            error = next((each for each in found if isinstance(each, DeadlyUnitsError)), None)
-            suspects = [name for name in left if name in self._deaths]
-            self._suspects |= set(suspects)
-            if suspects and error is None:
-                self._news.append(
-                    f"the run died while it trained {_names(suspects)}: {_each(suspects)} tried "
-                    "alone now"
-                )
-            self._write()
+            self._blame(left, "the run")
+
+    def server_died(self) -> None:
+        """Counts the death of a server: what was in progress is a suspect, as of a dead process.
+
+        Raises:
+          DeadlyUnitsError: none of the last units ended well.
+        """
+        with self._lock:
+            left = sorted({*self._in_progress.values()})
+            self._at_work, self._in_progress = {}, {}
+            self._blame([] if self._forgives else left, "a server")
+
+    def _blame(self, left: list[str], who: str) -> None:
+        """Counts a death of those that were in progress when who trained them died."""
+        found = [self._count(name, is_own=len(left) == 1) for name in left]
+        error = next((each for each in found if isinstance(each, DeadlyUnitsError)), None)
+        suspects = [name for name in left if name in self._deaths]
+        self._suspects |= set(suspects)
+        if suspects and error is None:
+            self._news.append(
+                f"{who} died while it trained {_names(suspects)}: {_each(suspects)} tried alone now"
+            )
+        self._write()
         if error is not None:
             raise error
 

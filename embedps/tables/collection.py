@@ -3,7 +3,7 @@
 import functools
 import itertools
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -97,29 +97,20 @@ class EmbeddingCollection:
         self._base_rate = learning_rate
         self._step = 0  # the last that `thaw` was told
         self.server_limit = server_limit
+        self._make_store = functools.partial(
+            make_store,
+            num_shards=self.num_shards,
+            container=container,
+            trainable=trainable,
+            sweeps_itself=sweeps_itself,
+            server_limit=server_limit,
+            keeps_evicted=keeps_evicted,
+        )
         if stores is None:
             self.drop()
-            # A new name: a unit that an earlier client left running must not find the stores.
-            name = uuid.uuid4().hex
-            stores = [
-                [
-                    make_store(
-                        group,
-                        shard=shard,
-                        num_shards=self.num_shards,
-                        device=device,
-                        container=container,
-                        name=name,
-                        trainable=trainable,
-                        sweeps_itself=sweeps_itself,
-                        server_limit=server_limit,
-                        keeps_evicted=keeps_evicted,
-                    )
-                    for shard, device in enumerate(self.devices)
-                ]
-                for group in self.groups
-            ]
-        self._stores = stores
+            shards = range(self.num_shards)
+            stores = list(zip(*self._new_stores(shards), strict=True))
+        self._stores = [list(of_group) for of_group in stores]  # who shares it sees what replaces
         self.files = RowFiles(
             self.groups, self._stores, devices=self.devices, optimizer_slots=trainable
         )
@@ -148,6 +139,34 @@ class EmbeddingCollection:
         for device in dict.fromkeys(self.devices):
             with tf.device(device):
                 kernels.load().embedps_drop_stores(container=self.container)
+
+    def replace_shards(self, shards: Sequence[int]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Makes empty stores for shards whose server began anew.
+
+        Returns:
+          The old and the new handle of each store. Traced functions hold the old ones.
+        """
+        replaced = []
+        for shard, stores in zip(shards, self._new_stores(shards), strict=True):
+            for g, store in enumerate(stores):
+                replaced.append((self._stores[g][shard], store))
+                self._stores[g][shard] = store
+                if self._step < self.groups[g].frozen_steps:
+                    with tf.device(self.devices[shard]):
+                        kernels.load().embedps_hold_sweeps(store, held=True)
+        return replaced
+
+    def _new_stores(self, shards: Iterable[int]) -> list[list[tf.Tensor]]:
+        """Makes empty stores: of each shard those of all groups."""
+        # A new name: a unit that an earlier client left running must not find the stores.
+        name = uuid.uuid4().hex
+        return [
+            [
+                self._make_store(group, shard=shard, device=self.devices[shard], name=name)
+                for group in self.groups
+            ]
+            for shard in shards
+        ]
 
     # ---- in a step ---------------------------------------------------------------------------
 
@@ -463,8 +482,16 @@ class EmbeddingCollection:
         Returns:
           By (group, shard) the cut that the next delta must be since.
         """
-        cuts = self._on_each_store(lambda store: int(kernels.load().embedps_mark_clean(store)))
-        return dict(zip(self._names(), cuts, strict=True))
+        return self.mark_shards_clean(range(self.num_shards))
+
+    def mark_shards_clean(self, shards: Iterable[int]) -> dict[tuple[str, int], int]:
+        """Does what `mark_clean` does for some shards."""
+        cuts = {}
+        for shard in shards:
+            for group, stores in zip(self.groups, self._stores, strict=True):
+                with tf.device(self.devices[shard]):
+                    cuts[group.name, shard] = int(kernels.load().embedps_mark_clean(stores[shard]))
+        return cuts
 
     def stop_copies(self) -> None:
         """Makes the copies that are being written fail."""
@@ -533,9 +560,6 @@ class EmbeddingCollection:
         if not self.groups[group].gives_rates:
             return None
         return self.rates_of_shard(group, shard, asked.ids, asked.splits)
-
-    def _names(self) -> list[tuple[str, int]]:
-        return [(group.name, i) for group in self.groups for i in range(self.num_shards)]
 
     def _on_each_shard(self, table: str, call: Callable[[tf.Tensor, int], T]) -> list[T]:
         """Calls with a table's store and its index there, on each shard."""

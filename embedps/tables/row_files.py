@@ -1,5 +1,7 @@
 """Writes and loads rows in checkpoint files. Each shard writes one file and loads its own rows."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -41,7 +43,7 @@ class ShardFile(NamedTuple):
     removed: int
     xxh3_64: str
     blocks: str
-    admission: "ShardFile | None" = None
+    admission: ShardFile | None = None
 
     @property
     def stored(self) -> StoredFile:
@@ -76,6 +78,20 @@ class RowFiles:
         self._optimizer_slots = optimizer_slots
         self._write: dict[tuple[str, Encoding], _Write] = {}
         self._loads: dict[tuple[Any, ...], Callable[..., tf.Tensor]] = {}
+
+    def of_shard(self, shard: int) -> RowFiles:
+        """Gives what writes and loads one shard only."""
+        return RowFiles(
+            self._groups,
+            self._stores,
+            devices=self._devices,
+            optimizer_slots=self._optimizer_slots,
+            own=shard,
+        )
+
+    def functions(self) -> list[Any]:
+        """Lists the traced functions, which hold the stores' handles."""
+        return [*self._write.values(), *self._loads.values()]
 
     def write(
         self,

@@ -46,6 +46,10 @@ class CallbackEffects:
             self._set_dense_rate(factor * self.rate_factor)
         return factor * self.rate_factor
 
+    def set_rate_again(self) -> None:
+        """Sets the network's learning rate once more: the variable that had it was lost."""
+        self._set_dense_rate(self._scheduled * self.rate_factor)
+
     def poll(self, say: Callable[[str], None]) -> None:
         """Gives new evaluations to the callbacks; `say` shows what follows."""
         self._callbacks.poll()

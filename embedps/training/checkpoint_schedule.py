@@ -67,6 +67,17 @@ class CheckpointSchedule:
         if self._under_way is not None:
             concurrent.futures.wait([self._under_way], timeout=secs)
 
+    def drop(self, secs: float) -> bool:
+        """Waits for the save under way, whatever becomes of it; tells whether it ended in time.
+
+        The next one has what it did not commit.
+        """
+        self.wait(secs)
+        if self._under_way is not None and not self._under_way.done():
+            return False
+        self._under_way = None
+        return True
+
     def hurry(self) -> None:
         """Makes the next save due at once, at full speed."""
         self._at_once = True
@@ -129,6 +140,8 @@ class CheckpointSchedule:
 
     def _is_due(self) -> bool:
         now = time.monotonic()
+        if self._ledger.num_undone and not self._at_once:
+            return False  # it would list these units as partially applied
         if self._failing.since is not None:
             return now >= self._retry_at
         return self._ledger.num_done > self._saved_units and (

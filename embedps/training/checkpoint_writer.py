@@ -26,6 +26,7 @@ from embedps.engine.checkpoint_restore import (
     load_admission,
     load_dense,
     load_rows,
+    load_shard,
     load_vectors,
 )
 from embedps.errors import (
@@ -148,7 +149,7 @@ class CheckpointWriter:
         self.keep_vectors(manifest.vectors)
         self._since = manifest.save_number
         self._delta_bytes = [save.bytes for save in split_head(manifest.chain)[1]]
-        if manifest.history and not _was_continued(self._directory, manifest):
+        if manifest.history and not self._directory.was_continued(manifest):
             self._history = manifest.history
         self._last = manifest
 
@@ -160,6 +161,24 @@ class CheckpointWriter:
         """
         load_vectors(self._collection, self._directory, vectors)
         self._vectors = vectors
+
+    def restore_shards(self, shards: Sequence[int]) -> Manifest | None:
+        """Loads what the last commit has of shards whose stores were made anew; others stay.
+
+        Returns:
+          The commit; None, and nothing is loaded, if there is none to go on from.
+
+        Raises:
+          CorruptCheckpointError: a file is missing or differs from its checksum.
+        """
+        self._give_up_base()
+        self._take_tried()
+        if self._last is None or self._rebase.cumulative or self._restarts:
+            return None
+        chain = self._chain()
+        for shard in shards:
+            self._cuts |= load_shard(self._collection, self._directory, chain, self._vectors, shard)
+        return self._last
 
     def save(
         self,
@@ -496,9 +515,3 @@ class CheckpointWriter:
             xxh3_64=file.xxh3_64,
             blocks=file.blocks,
         )
-
-
-def _was_continued(directory: CheckpointDirectory, manifest: Manifest) -> bool:
-    """Whether an earlier run may have committed a later save, which someone may have read."""
-    later = (n for n, _ in directory.save_directories() if n > manifest.save_number)
-    return any(directory.dense_path(number).exists() for number in later)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+MAX_FRUITLESS = 3  # recoveries in a row that came to no new checkpoint
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LostProgress:
@@ -19,6 +21,7 @@ class LostProgress:
       examples: examples visited since then.
       set_aside: how many units were set aside by then, because who trained them died.
       fruitless: losses in a row, this one included, without a new checkpoint or a unit set aside.
+      in_place: only the lost server goes back to the checkpoint; the client and others go on.
       earlier: records of the recoveries before.
     """
 
@@ -30,17 +33,19 @@ class LostProgress:
     examples: int
     set_aside: int = 0
     fruitless: int = 1
+    in_place: bool = False
     earlier: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def record(self, secs: float | None) -> dict[str, Any]:
         """Makes the record for summary.json; `secs` is the time to the end of the first unit."""
-        fields = ("why", "noticed_at", "checkpoint", "units", "steps", "examples")
+        fields = ("why", "noticed_at", "checkpoint", "units", "steps", "examples", "in_place")
         return {**{name: getattr(self, name) for name in fields}, "secs": secs}
 
     def describe(self) -> str:
         """Describes the loss in one line."""
         where = "the beginning" if self.checkpoint is None else f"checkpoint {self.checkpoint}"
+        became = "are trained again" if self.in_place else "are lost"
         return (
             f"{self.why}: going on from {where}; {self.units} units done since ({self.steps} "
-            f"steps, {self.examples:,} examples) are lost"
+            f"steps, {self.examples:,} examples) {became}"
         )

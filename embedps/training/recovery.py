@@ -1,10 +1,10 @@
-"""Recovers a client whose cluster is lost.
+"""Recovers a client whose cluster is lost, where `server_recovery` does not go on in place.
 
-TensorFlow's client cannot go on after the loss of a parameter server: it must be started again.
-With a local cluster, this process replaces itself by the same command, which starts new servers and
-restores the last checkpoint. An environment variable carries the lost progress. The workers of a
-TF_CONFIG without servers do the same, and wait for the lost one. On a cluster of TF_CONFIG with
-servers, the process ends with a code that tells an orchestrator to start it again.
+The client is started again. With a local cluster, this process replaces itself by the same command,
+which starts new servers and restores the last checkpoint. An environment variable carries the lost
+progress. The workers of a TF_CONFIG without servers do the same, and wait for the lost one. On a
+cluster of TF_CONFIG with servers, the process ends with a code that tells an orchestrator to start
+it again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from embedps.console import tf_logging
 from embedps.console.lines import say
 from embedps.console.shutdown import end_process
 from embedps.errors import ClusterError, ServerLostError
-from embedps.training.lost_progress import LostProgress
+from embedps.training.lost_progress import MAX_FRUITLESS, LostProgress
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from embedps.training.trainer import Trainer
 
 _VARIABLE = "EMBEDPS_RECOVERY"
-_MAX_FRUITLESS = 3
 
 
 def take_loss() -> LostProgress | None:
@@ -78,9 +77,9 @@ class Recovery:
         known = None if before is None else (before.checkpoint, before.set_aside)
         if before is not None and known == (loss.checkpoint, loss.set_aside):
             loss = dataclasses.replace(loss, fruitless=before.fruitless + 1)
-        if loss.fruitless > _MAX_FRUITLESS:
+        if loss.fruitless > MAX_FRUITLESS:
             end_process(
-                f"{error}: {_MAX_FRUITLESS} recoveries in a row came to no new checkpoint, so "
+                f"{error}: {MAX_FRUITLESS} recoveries in a row came to no new checkpoint, so "
                 "this one is not tried: see the logs in the model directory",
                 ClusterError.exit_code,
             )

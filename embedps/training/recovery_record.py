@@ -38,6 +38,12 @@ class RecoveryRecord:
         current = [self._current.record(None)] if self._current else []
         return [*self._records, *current]
 
+    def begin(self, loss: LostProgress) -> None:
+        """Takes that this process goes on after a loss."""
+        if self._current is not None:
+            self._records.append(self._current.record(None))
+        self._current = loss
+
     def note_unit(self, say: Callable[[str], None]) -> RecoveryEnd | None:
         """Takes that a unit is done: the first one completes the recovery, which `say` shows.
 

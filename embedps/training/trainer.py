@@ -48,6 +48,7 @@ from embedps.training.lost_progress import LostProgress
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_metrics import METRICS
 from embedps.training.run_scoring import RunScoring
+from embedps.training.server_recovery import ServerRecovery
 from embedps.training.stop_notices import StopNotices
 from embedps.training.training_loop import TrainingLoop
 from embedps.training.training_setup import set_up
@@ -222,6 +223,7 @@ class Trainer:
             scoring=self._scoring,
             watch=watch,
             check_cluster=self._check_cluster,
+            servers=ServerRecovery(self._config, self._cluster, setup, self._effects),
         )
 
     def _make_watch(self, dataset: Dataset) -> FileWatch | None:
@@ -393,7 +395,7 @@ class Trainer:
         stats = setup.collection.stats()
         examples, training = self._loop.log.result()
         return {
-            "examples": setup.examples_before + examples,
+            "examples": self._loop.examples_of(examples),
             "units": {
                 "done": ledger.num_done,
                 "repeated": ledger.num_repeated,

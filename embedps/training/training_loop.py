@@ -16,7 +16,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.interface import Cluster
 from embedps.console.progress import ProgressLine
 from embedps.engine.unit_functions import explain
-from embedps.errors import ClusterError, TrainingError
+from embedps.errors import ClusterError, ServerLostError, TrainingError
 from embedps.metrics import Counts
 from embedps.run.cluster_config import NO_BOUND
 from embedps.run.config import TrainConfig
@@ -34,6 +34,7 @@ from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 from embedps.training.run_metrics import RunSource
 from embedps.training.run_scoring import RunScoring
+from embedps.training.server_recovery import ServerRecovery
 from embedps.training.staleness_report import staleness_histograms, staleness_json
 from embedps.training.stop_notices import StopNotices
 from embedps.training.table_report import points, texts
@@ -44,6 +45,7 @@ from embedps.training.wait_report import WaitReport
 
 _SCHEDULERS: Mapping[str, type[UnitThreads]] = {"units": Scheduler, "gangs": GangScheduler}
 _TICK_SECS = 0.2
+_LOSS_SECS = 0.5  # from a failure to the notice that its server is lost
 _SLOW_POLL_SECS = 1.0  # from one look for new evaluations to the next
 
 
@@ -64,6 +66,7 @@ class TrainingLoop:
         scoring: RunScoring,
         watch: FileWatch | None,
         check_cluster: Callable[[], None],
+        servers: ServerRecovery,
     ) -> None:
         """Takes what it polls.
 
@@ -73,6 +76,7 @@ class TrainingLoop:
           notices: ask for a stop.
           watch: of the directory where files arrive; None if the run has none.
           check_cluster: raises if the cluster cannot go on.
+          servers: recovers the run from lost servers in place.
         """
         self._config = config
         self._cluster = cluster
@@ -83,6 +87,8 @@ class TrainingLoop:
         self.scoring = scoring
         self._watch_files = watch
         self._check_cluster = check_cluster
+        self._servers = servers
+        self._counted: dict[int, int] = {}  # rows by position, of units that are trained again
         self._ledger = setup.ledger
         self._restarts = Restarts(setup.directory.path)
         self.log = TrainingLog(setup.directory.path, lambda: setup.model.accumulator(training=True))
@@ -100,11 +106,14 @@ class TrainingLoop:
             scoring=scoring,
             watch=watch,
         )
-        self._tables = TableWatch(
-            setup.collection,
-            setup.directory.path,
-            every_secs=config.stats_secs,
-            share_machine=cluster.shares_machine,
+        self._tables = self._watch_tables()
+
+    def _watch_tables(self) -> TableWatch:
+        return TableWatch(
+            self._setup.collection,
+            self._setup.directory.path,
+            every_secs=self._config.stats_secs,
+            share_machine=self._cluster.shares_machine,
         )
 
     def _say_deaths(self, line: ProgressLine) -> None:
@@ -173,7 +182,7 @@ class TrainingLoop:
             while not self.finished and not stop.is_set():
                 self._setup.collection.thaw(self._ledger.steps_done())
                 self._setup.collection.hold_sweeps(False)
-                self._train(line)
+                self._train_on(line)
                 self._advance_event_clock()
                 # Who resumes would evict and count again what went after the last checkpoint.
                 self._setup.collection.hold_sweeps(True)
@@ -186,6 +195,20 @@ class TrainingLoop:
                 self._saves.save_last(final=True, stop=stop)
                 self._effects.deliver(line.say)
 
+    def _train_on(self, line: ProgressLine) -> None:
+        """Trains until the units are done, or a pause; goes on beside a server that was lost."""
+        with self._servers.watching():
+            while True:
+                try:
+                    return self._train(line)
+                except ServerLostError as error:
+                    if self._notices.stop.is_set():
+                        raise
+                    loss, again = self._servers.recover(error, self._saves, line.say)
+                    self._recoveries.begin(loss)
+                    self._counted |= {unit.position: unit.num_rows for unit in again}
+                    self._tables = self._watch_tables()  # what the server counted begins anew
+
     def save(self, *, final: bool, rest_secs: float = 0.0) -> Manifest:
         """Writes a checkpoint.
 
@@ -197,7 +220,7 @@ class TrainingLoop:
         ledger = self._ledger.state()
         examples, metrics = self.log.result()
         progress: dict[str, Any] = {
-            "examples": self._setup.examples_before + examples,
+            "examples": self.examples_of(examples),
             "logloss": metrics.loss,
         }
         progress = {k: v for k, v in progress.items() if math.isfinite(v)}
@@ -219,6 +242,10 @@ class TrainingLoop:
         event = SavedCheckpoint.of(saved)
         self._effects.tell(lambda callback, run: callback.on_checkpoint(run, event))
         return saved
+
+    def examples_of(self, counted: int) -> int:
+        """Gives the examples of all runs, of what the log counted in this one."""
+        return self._setup.examples_before + counted - sum(self._counted.values())
 
     def count_restarts(self) -> dict[str, int]:
         """Counts how often workers and the evaluator were started again, in all runs."""
@@ -303,6 +330,8 @@ class TrainingLoop:
                 scheduler.abandon()
         self._check_cluster()  # it knows the cause of the failures that followed
         error = scheduler.error or error
+        if isinstance(error, tf.errors.OpError) and (lost := self._cluster.lost_server(_LOSS_SECS)):
+            raise ServerLostError(lost.why) from error
         if error is not None:
             raise explain(error) from error
 
@@ -482,7 +511,8 @@ class TrainingLoop:
         num_batches = -(-unit.num_rows // self._ledger.batch_rows)
         joint_steps = -(-num_batches // self._group_size)
         rows = int(counts["examples"])  # a dataset_fn's last batch may have fewer
-        self.log.add(counts, rows=rows, joint_steps=joint_steps)
+        if self._counted.pop(unit.position, None) is None:  # its first visit counts
+            self.log.add(counts, rows=rows, joint_steps=joint_steps)
         event = UnitEnd(
             unit=unit,
             loss=float(counts["loss"]) / max(1.0, float(counts["examples"])),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -68,9 +68,11 @@ class TrainingSetup:
       ledger: which units are done.
       collection: the tables.
       model: the model.
+      variables: of the network and its optimizer, by name; checkpoints have these.
       writer: writes the checkpoints.
       train_unit: trains a unit on a worker.
       step_logs: the parameter servers' logs of applied steps.
+      dense_rate: the variable of the network's learning rate; None if that is a schedule.
       set_dense_rate: sets the network's learning rate to a factor of the config's.
       examples_before: examples of the units that were done before this run.
       nan_where_missing: the network gives NaN where a numeric column is missing.
@@ -82,9 +84,11 @@ class TrainingSetup:
     ledger: Ledger
     collection: EmbeddingCollection
     model: StepModel
+    variables: Mapping[str, tf.Variable]
     writer: CheckpointWriter
     train_unit: Any
     step_logs: StepLogs
+    dense_rate: tf.Variable | None
     set_dense_rate: Callable[[float], Any]
     examples_before: int
     nan_where_missing: bool
@@ -184,10 +188,11 @@ def set_up(
     signature = signature_of(model, kind)
     named = model.named_variables
     trained = {id(variable) for variable in network.trainable_variables}
+    variables = {**named, **name_optimizer(optimizer, named)}
     writer = CheckpointWriter(
         directory,
         collection,
-        {**named, **name_optimizer(optimizer, named)},
+        variables,
         model=signature,
         rebase=config.checkpoint.rebase_policy(),
         keep=(*config.keep_policies(), *keep),
@@ -216,7 +221,7 @@ def set_up(
             config.warm_start,
             directory,
             collection,
-            {**named, **name_optimizer(optimizer, named)},
+            variables,
             transforms=dataset.transforms_digest,
             dense_optimizer=kind,
             leads=cluster.leads,
@@ -261,9 +266,11 @@ def set_up(
         ledger=ledger,
         collection=collection,
         model=model,
+        variables=variables,
         writer=writer,
         train_unit=cluster.led("train", train_unit),
         step_logs=step_logs,
+        dense_rate=None if has_schedule(optimizer) else optimizer.learning_rate,
         set_dense_rate=set_dense_rate,
         examples_before=examples_before,
         nan_where_missing=nan_where_missing,

@@ -202,6 +202,35 @@ def test_unit_that_no_worker_began_is_not_repeated():
     assert restored.num_repeated == 0
 
 
+def test_units_since_a_state_are_done_again_and_are_in_doubt_until_then():
+    ledger = make_ledger(epochs=2)
+    first, second = begin(ledger), begin(ledger)
+    ledger.done(second)
+    state = ledger.state()
+    third, fourth = begin(ledger), begin(ledger)
+    for unit in (first, third):
+        ledger.done(unit)
+    ledger.give_back(fourth)
+    steps = ledger.steps_done()
+    assert ledger.go_back(state) == [first, third]
+    assert (ledger.num_done, ledger.num_undone) == (1, 2)
+    assert ledger.steps_done() < steps
+    now = ledger.state()
+    assert now["beyond"] == state["beyond"]
+    assert now["doing"] == [u.position for u in (first, third, fourth)]
+    assert ledger.partially_applied(now)["doing"] == now["doing"]
+    repeated = ledger.num_repeated
+    assert [begin(ledger) for _ in range(3)] == [first, third, fourth]
+    assert ledger.num_repeated == repeated + 1  # the one that was in progress; logs know the others
+    ledger.done(first)
+    assert ledger.num_undone == 1
+    assert ledger.go_back(state) == [first]
+    assert rows_of(sorted([second, *take_all(ledger)], key=lambda u: u.position)) == rows_of(
+        take_all(make_ledger(epochs=2))
+    )
+    assert ledger.num_undone == 0
+
+
 def test_attempts_are_counted_and_outlive_a_restore():
     ledger = make_ledger()
     a, b = begin(ledger), begin(ledger)

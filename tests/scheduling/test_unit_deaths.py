@@ -103,6 +103,23 @@ def test_deaths_of_one_unit_among_others_prove_nothing(tmp_path: Path) -> None:
     assert started(tmp_path, limit=1).set_aside == ["a"]
 
 
+def test_what_was_in_progress_when_a_server_died_is_tried_alone(tmp_path: Path) -> None:
+    deaths = UnitDeaths(tmp_path, limit=2)
+    for token, name in enumerate(("a:0", "b:0")):
+        assert deaths.enter(token, name)
+        deaths.begin(token)
+    deaths.server_died()
+    (both,) = deaths.news()
+    assert both.startswith("a server died while it trained the unit from row 0 of a, the unit from")
+    assert deaths.enter(0, "a:0")
+    deaths.begin(0)
+    assert not deaths.enter(1, "b:0")
+    deaths.server_died()
+    (alone,) = deaths.news()
+    assert "a is set aside: who trained it died 2 times in a row" in alone
+    assert deaths.set_aside == ["the unit from row 0 of a"]
+
+
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_the_limit_is_what_is_asked_for(tmp_path: Path, limit: int) -> None:
     for number in range(limit):

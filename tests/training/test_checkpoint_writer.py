@@ -15,8 +15,10 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.policies import Consecutive, Intermittent, OneShot
 from embedps.checkpoint.retention import KeepNewest
 from embedps.checkpoint.tools.compact import compact
+from embedps.engine.rebound_handles import ReboundHandles
 from embedps.errors import CheckpointError, DirectoryTakenError
 from embedps.tables import Adagrad
+from embedps.tables.ops import route
 from embedps.training.checkpoint_writer import CheckpointWriter
 from tests.checkpoint.readers import newest_of, read_chain
 from tests.tables.builders import ids, make_collection, make_table, remove, rows_of, train
@@ -130,6 +132,49 @@ def test_chain_is_the_live_rows_and_readers_go_on_across_bases_and_restarts(tmp_
     assert (len(bases) == 1) == (policy.kind == "one-shot")
     assert sum(save.kind == "base" for save in {s.number: s for s in reader.saves}.values()) == 1
     model.collection.drop()
+
+
+def test_a_shard_that_began_anew_has_the_last_commit_and_readers_go_on(tmp_path):
+    model, reader = Model(tmp_path, Consecutive(max_read_cost=1.7)), Reader()
+    for step in range(12):
+        model.train(most=1400 if step == 0 else 80)
+        if step % 4 == 3:
+            kept, committed = model.live(), stored(model.directory)
+            handles = ReboundHandles("of another shard")
+            for old, new in model.collection.replace_shards([1]):
+                handles.replace(old, new)
+            for function in model.collection.files.functions():
+                handles.rebind(function)
+            assert model.saver.restore_shards([1]) == model.directory.latest()
+            lost = {int(i) for i in ids_of_shard(1)}
+            expected = {i: row for i, row in kept.items() if i not in lost}
+            expected |= {i: row for i, row in committed.items() if i in lost}
+            assert expected != kept
+            assert model.live() == expected
+            model.train()
+        model.save()
+        if step % 2:
+            model.settle()
+        reader.catch_up(model.directory)
+        assert stored(model.directory) == reader.rows == model.live()
+    assert reader.resets == 1
+    model.collection.drop()
+
+
+def test_no_shard_is_restored_alone_where_the_next_save_would_lack_rows(tmp_path):
+    model = Model(tmp_path / "none", Consecutive())
+    assert model.saver.restore_shards([1]) is None  # there is no commit
+    model.collection.drop()
+    model = Model(tmp_path / "all", OneShot())  # whose deltas hold all since the base
+    model.train()
+    model.save()
+    assert model.saver.restore_shards([1]) is None
+    model.collection.drop()
+
+
+def ids_of_shard(shard):
+    routed = route([ids(*range(1500))], feature_tables=[0], tables=["t"], num_shards=2)
+    return routed.shard_ids[shard].numpy()
 
 
 def test_a_save_counts_whether_or_not_old_ones_can_be_removed(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from benchmarks.row_visits import visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -21,6 +22,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.tools.verify import verify
 from embedps.cluster.local_processes import _free_ports
 from embedps.data.dataset import Dataset
+from embedps.tables.ops import route
 from tests import forked
 from tests.builders import ROOT, dataset_fixture, latest
 from tests.commands import (
@@ -391,13 +393,63 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     assert "ps 1 ends, as it was told to" in (model_dir / "logs/ps-1.log").read_text()
     out = run.stop()
     killed, stopped, told = summary_of(model_dir)["recoveries"]
+    assert [r["in_place"] for r in (killed, stopped, told)] == [True, True, False]
     assert "parameter server" in killed["why"]
     assert all(r["secs"] > 0 for r in (killed, stopped, told)), out
     assert killed["examples"] >= 0
     assert told["units"] == 0
     epochs = finish_in_one_process(programs, dataset, model_dir, *model)
     epochs -= 2 * (name == "counted")
-    check(model_dir, dataset, programs, epochs=epochs, within_units=0)
+    # What was in progress may be half applied on the server that stayed.
+    check(model_dir, dataset, programs, epochs=epochs, within_units=2 * IN_FLIGHT)
+
+
+@pytest.mark.slow
+def test_only_the_lost_server_goes_back_and_the_others_apply_no_step_again(
+    tmp_path, dataset, programs
+):
+    model_dir = tmp_path / "m"
+    run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}", "--eval=none")
+    run.wait_for("delta")
+    client = run.process.pid
+    tasks = [pid_of(model_dir, what) for what in ("ps 0", "worker 0", "worker 1")]
+    os.kill(pid_of(model_dir, "ps 1"), signal.SIGKILL)
+    run.wait_for("parameter server 1 resumes from checkpoint ")
+    run.wait_for("recovered: ")
+    saved = latest(model_dir).number
+    until(lambda: latest(model_dir).number >= saved + 2)
+    assert [pid_of(model_dir, what) for what in ("ps 0", "worker 0", "worker 1")] == tasks
+    run.stop()
+    assert run.process.pid == client
+    (recovery,) = summary_of(model_dir)["recoveries"]
+    assert recovery["in_place"]
+    directory = CheckpointDirectory(model_dir)
+    assert len({directory.read(n).history for n in directory.numbers()}) == 1  # readers go on
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=IN_FLIGHT)
+    num_rows = dataset.split("train").rows
+    again = visits(model_dir, num_rows) - epochs
+    routed = route(
+        [tf.range(num_rows, dtype=tf.int64)], feature_tables=[0], tables=["row"], num_shards=2
+    )
+    of_kept = again[routed.shard_ids[0].numpy()]
+    assert of_kept.sum() <= 2 * 4 * BATCH_ROWS  # steps that were on their way: 4 a worker
+    assert of_kept.max() <= 1
+
+
+@pytest.mark.slow
+def test_run_without_a_checkpoint_begins_anew_when_a_server_is_killed(tmp_path, dataset, programs):
+    model_dir = tmp_path / "m"
+    flags = (*LOCAL, f"--epochs={EPOCHS}", "--eval=none", "--delta-secs=1000")
+    run = train(programs, dataset, model_dir, *flags)
+    run.wait_for("units ")
+    os.kill(pid_of(model_dir, "ps 0"), signal.SIGKILL)
+    run.wait_for("it cannot be restored alone: there is no checkpoint of this run yet")
+    run.wait_for(": going on from the beginning; ")
+    run.wait_for("recovered: ")
+    run.stop()
+    (recovery,) = summary_of(model_dir)["recoveries"]
+    assert (recovery["in_place"], recovery["checkpoint"]) == (False, None)
 
 
 @pytest.mark.slow

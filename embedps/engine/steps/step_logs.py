@@ -75,6 +75,13 @@ class StepLogs:
         self._shared = self._new(devices)
         return self._shared
 
+    def replace(self, device: str) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Makes the log of a server that began anew; gives the old and the new handle."""
+        if device not in self._logs:
+            return []
+        old, self._logs[device] = self._logs[device], self._new([device])[device]
+        return [(old, self._logs[device])]
+
     def share(self) -> Mapping[str, tf.Tensor]:
         """Says that workers take all steps together; returns the logs that `make` made."""
         self._shared = self._logs

@@ -1,0 +1,158 @@
+"""Has a client go on after one of its local parameter servers died and was started again.
+
+TensorFlow's client survives a server's death. It must be told that another process serves at the
+address: `update_server_def` does so within 0.1 s. Workers then reach the server once gRPC tries
+again, which it does every second. The server is empty, and handles of what was on it are dead.
+
+Whatever is not simple ends in a ServerLostError, for the client to begin anew: two servers at once,
+a server that dies again meanwhile, a worker that is lost beside it, a call that does not end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Set
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from embedps.cluster.health import device_of, wait_until_serving
+from embedps.cluster.interface import LostServer
+from embedps.cluster.local_processes import LocalProcesses
+from embedps.console.tf_logging import op_error_text
+from embedps.errors import ServerLostError
+
+_TICK_SECS = 0.02
+_LINK_SECS = 20.0  # gRPC tries to connect again each second
+_SERVE_SECS = 60.0
+
+
+class ServerReplacement:
+    """Starts a parameter server that died again, and tells TensorFlow; thread-safe."""
+
+    def __init__(self, processes: LocalProcesses, coordinator: Any) -> None:
+        """Replaces none yet: `allow` says whether it does.
+
+        Args:
+          processes: the tasks'.
+          coordinator: TensorFlow's ClusterCoordinator.
+        """
+        self._processes = processes
+        self._coordinator = coordinator
+        self._changed = threading.Condition()  # guards the three below
+        self._allowed = False
+        self._lost: LostServer | None = None
+        self._worker_restarts = 0  # when the server was lost
+        processes.replaces = self._take
+
+    def allow(self, allowed: bool) -> LostServer | None:
+        """Says whether servers are replaced from now on; gives one that is lost, for the last time.
+
+        What is lost is forgotten: the cluster must not be used any more.
+        """
+        with self._changed:
+            self._allowed = allowed
+            lost, self._lost = self._lost, None
+        return lost
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a server is lost, so that no call may begin, and what fails is no worker's."""
+        if not self._allowed:
+            return False
+        if self._lost is not None:
+            return True
+        servers = range(len(self._processes.cluster["ps"]))
+        return not all(self._processes.runs(("ps", index)) for index in servers)
+
+    def lost(self, secs: float) -> LostServer | None:
+        """Waits up to so long for a server to be found dead; gives it until `finish`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost is not None, secs if self._allowed else 0)
+            return self._lost
+
+    def finish(
+        self,
+        lost: LostServer,
+        *,
+        num_workers: int,
+        is_busy: Callable[[int], bool],
+        lost_workers: Callable[[], Set[int]],
+        settle_secs: float,
+    ) -> None:
+        """Waits until a server serves again and all workers reach it; it is not lost any more.
+
+        Args:
+          lost: the server.
+          num_workers: of the cluster.
+          is_busy: tells whether a worker runs a call.
+          lost_workers: gives those that cannot be reached.
+          settle_secs: the longest wait for calls to end.
+
+        Raises:
+          ServerLostError: it does not serve, or more was lost meanwhile.
+        """
+        workers = range(num_workers)
+
+        def check(_: Any = None) -> None:
+            if self._lost is not lost:
+                raise ServerLostError(f"{lost.why}, and a server once more meanwhile")
+            if lost_workers() or self._processes.restarts != self._worker_restarts:
+                raise ServerLostError(f"{lost.why}, and a worker was lost beside it")
+
+        deadline = time.monotonic() + settle_secs
+        while any(map(is_busy, workers)) or not self._coordinator.done():
+            if time.monotonic() > deadline:
+                raise ServerLostError(
+                    f"{lost.why}, and a worker did not end what it did within {settle_secs:.0f} s"
+                )
+            time.sleep(_TICK_SECS)
+        address = self._processes.cluster["ps"][lost.number]
+        wait_until_serving({("ps", lost.number): address}, secs=_SERVE_SECS, check=check)
+        check()
+        # The coordinator's own thread does this for workers that were lost.
+        with self._coordinator._cluster.failure_handler._cluster_update_lock:
+            context.context().update_server_def(context.get_server_def())
+        for worker in workers:
+            self._await_link(device_of(("worker", worker)), lost, check)
+        check()
+        with self._changed:
+            self._lost = None
+
+    def _await_link(self, worker: str, lost: LostServer, check: Callable[[], None]) -> None:
+        """Waits until a worker reaches the server."""
+
+        @tf.function(autograph=False)
+        def reach() -> tf.Tensor:
+            with tf.device(lost.device):
+                there = tf.random.uniform([])  # no constant: it would not go there
+            with tf.device(worker):
+                return tf.identity(there)
+
+        deadline = time.monotonic() + _LINK_SECS
+        while True:
+            check()
+            try:
+                with tf.device(worker):
+                    reach().numpy()
+                return
+            except tf.errors.OpError as error:
+                if time.monotonic() > deadline:
+                    raise ServerLostError(
+                        f"{lost.why}, and {worker} did not reach it again within "
+                        f"{_LINK_SECS:.0f} s ({op_error_text(error.message)[:200]})"
+                    ) from error
+            time.sleep(_TICK_SECS)
+
+    def _take(self, index: int, why: str) -> bool:
+        """Takes a server that ended; tells whether to start it again."""
+        with self._changed:
+            if not self._allowed or self._lost is not None:
+                self._lost = None  # two at once: whoever waits begins anew
+                return False
+            self._worker_restarts = self._processes.restarts
+            self._lost = LostServer(index, device_of(("ps", index)), why, time.time())
+            self._changed.notify_all()
+            return True

@@ -33,6 +33,10 @@ from embedps.config_fields import option
 from embedps.errors import EmbedpsError
 from embedps.run.summary import read_json
 
+_PHASES = {
+    "served_secs": "from then on until it serves again",
+    "restored_secs": "from then on until it has its part of the last checkpoint",
+}
 _EXAMPLES = re.compile(r"^units .*\) ([\d,]+) examples")
 
 
@@ -147,6 +151,7 @@ def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
         "secs_until_noticed": round(recovery["noticed_at"] - killed_at, 2),
         "secs_until_first_unit": recovery["secs"],
         **{key: recovery[key] for key in ("units", "steps", "examples")},
+        **{key: recovery[key] for key in ("served_secs", "restored_secs") if key in recovery},
     }
 
 
@@ -180,10 +185,12 @@ def layout(content: Content) -> list[Part]:
     server, worker = content["parameter_server"], content["worker"]
     noticed = server["secs_until_noticed"]
     until = noticed + server["secs_until_first_unit"]
+    became = "trained again" if "served_secs" in server else "lost"
     of_server = [
         ["until the first unit is done again", f"{until:.1f} s"],
         ["until it is noticed", f"{noticed:.1f} s"],
-        ["steps since the last checkpoint, which are lost", f"{server['steps']:,}"],
+        *([text, f"{server[key]:.1f} s"] for key, text in _PHASES.items() if key in server),
+        [f"steps since the last checkpoint, which are {became}", f"{server['steps']:,}"],
     ]
     rates = worker["examples_per_sec"]
     of_worker = [

@@ -126,7 +126,9 @@ class CoordinatorCluster(Cluster):
         self._placement = VariablePlacement(self.num_ps)
         self._traced: weakref.WeakSet[Any] = weakref.WeakSet()
         self._replacement = (
-            None if processes is None else ServerReplacement(processes, self._coordinator)
+            None
+            if processes is None
+            else ServerReplacement(processes, self._coordinator, self.lost_workers)
         )
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
@@ -224,19 +226,22 @@ class CoordinatorCluster(Cluster):
         return None if self._replacement is None else self._replacement.allow(replaces)
 
     def lost_server(self, secs: float = 0.0) -> LostServer | None:
-        """Waits up to so long for a server to be found dead; gives it until `await_server`."""
+        """Waits up to so long for a server to be found dead; gives it until `await_workers`."""
         return None if self._replacement is None else self._replacement.lost(secs)
 
     def await_server(self, lost: LostServer) -> None:
-        """Waits until a server that died serves again, empty, and all workers reach it."""
+        """Waits until a server that died serves again, empty."""
         if self._replacement is not None:
-            self._replacement.finish(
+            self._replacement.await_server(
                 lost,
-                num_workers=self.num_workers,
-                is_busy=self._calls.is_busy,
-                lost_workers=self.lost_workers,
+                is_busy=lambda: any(map(self._calls.is_busy, range(self.num_workers))),
                 settle_secs=self.server_timeout_secs,
             )
+
+    def await_workers(self, lost: LostServer) -> None:
+        """Waits until all workers reach a server that serves again."""
+        if self._replacement is not None:
+            self._replacement.await_workers(lost, self.num_workers)
 
     def give_up(self, error: ServerLostError) -> None:
         """Ends the processes: the cluster cannot go on."""

@@ -142,7 +142,8 @@ class Cluster(abc.ABC):
     def replace_servers(self, replaces: bool) -> LostServer | None:
         """Says whether a parameter server that dies is started again without this client's end.
 
-        If so, `lost_server` tells of it, and `await_server` must follow. Only some clusters do it.
+        If so, `lost_server` tells of it, and `await_server` and `await_workers` must follow. Only
+        some clusters do it.
 
         Returns:
           A server that is lost now.
@@ -150,19 +151,27 @@ class Cluster(abc.ABC):
         return None
 
     def lost_server(self, secs: float = 0.0) -> LostServer | None:
-        """Waits up to so long for a server to be found dead; gives it until `await_server`."""
+        """Waits up to so long for a server to be found dead; gives it until `await_workers`."""
         return None
 
     def await_server(self, lost: LostServer) -> None:
-        """Waits until a server that died serves again, empty, and all workers reach it.
+        """Waits until a server that died serves again, empty; no call may be under way.
 
         Raises:
           ServerLostError: it does not, or more was lost meanwhile.
         """
         return
 
+    def await_workers(self, lost: LostServer) -> None:
+        """Waits until all workers reach a server that serves again; it is not lost any more.
+
+        Raises:
+          ServerLostError: one does not, or more was lost meanwhile.
+        """
+        return
+
     def give_up(self, error: ServerLostError) -> None:
-        """Takes that the cluster cannot go on, after `await_server` or what followed failed."""
+        """Takes that the cluster cannot go on, after what follows a loss failed."""
         return
 
     def traced_functions(self) -> list[Any]:

@@ -18,11 +18,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from embedps.cluster.health import device_of, wait_until_serving
+from embedps.cluster.health import wait_until_serving
 from embedps.cluster.interface import LostServer
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.console.tf_logging import op_error_text
 from embedps.errors import ServerLostError
+from embedps.kernels.tasks import device_of
 
 _TICK_SECS = 0.02
 _LINK_SECS = 20.0  # gRPC tries to connect again each second
@@ -32,15 +33,19 @@ _SERVE_SECS = 60.0
 class ServerReplacement:
     """Starts a parameter server that died again, and tells TensorFlow; thread-safe."""
 
-    def __init__(self, processes: LocalProcesses, coordinator: Any) -> None:
+    def __init__(
+        self, processes: LocalProcesses, coordinator: Any, lost_workers: Callable[[], Set[int]]
+    ) -> None:
         """Replaces none yet: `allow` says whether it does.
 
         Args:
           processes: the tasks'.
           coordinator: TensorFlow's ClusterCoordinator.
+          lost_workers: gives the workers that cannot be reached.
         """
         self._processes = processes
         self._coordinator = coordinator
+        self._lost_workers = lost_workers
         self._changed = threading.Condition()  # guards the three below
         self._allowed = False
         self._lost: LostServer | None = None
@@ -68,60 +73,57 @@ class ServerReplacement:
         return not all(self._processes.runs(("ps", index)) for index in servers)
 
     def lost(self, secs: float) -> LostServer | None:
-        """Waits up to so long for a server to be found dead; gives it until `finish`."""
+        """Waits up to so long for a server to be found dead; gives it until `await_workers`."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None, secs if self._allowed else 0)
             return self._lost
 
-    def finish(
-        self,
-        lost: LostServer,
-        *,
-        num_workers: int,
-        is_busy: Callable[[int], bool],
-        lost_workers: Callable[[], Set[int]],
-        settle_secs: float,
+    def await_server(
+        self, lost: LostServer, *, is_busy: Callable[[], bool], settle_secs: float
     ) -> None:
-        """Waits until a server serves again and all workers reach it; it is not lost any more.
+        """Waits until a server serves again, and tells TensorFlow of it.
 
         Args:
           lost: the server.
-          num_workers: of the cluster.
           is_busy: tells whether a worker runs a call.
-          lost_workers: gives those that cannot be reached.
           settle_secs: the longest wait for calls to end.
 
         Raises:
           ServerLostError: it does not serve, or more was lost meanwhile.
         """
-        workers = range(num_workers)
-
-        def check(_: Any = None) -> None:
-            if self._lost is not lost:
-                raise ServerLostError(f"{lost.why}, and a server once more meanwhile")
-            if lost_workers() or self._processes.restarts != self._worker_restarts:
-                raise ServerLostError(f"{lost.why}, and a worker was lost beside it")
-
         deadline = time.monotonic() + settle_secs
-        while any(map(is_busy, workers)) or not self._coordinator.done():
+        while is_busy() or not self._coordinator.done():
             if time.monotonic() > deadline:
-                raise ServerLostError(
-                    f"{lost.why}, and a worker did not end what it did within {settle_secs:.0f} s"
-                )
+                raise ServerLostError(f"a worker did not end its call within {settle_secs:.0f} s")
             time.sleep(_TICK_SECS)
         address = self._processes.cluster["ps"][lost.number]
-        wait_until_serving({("ps", lost.number): address}, secs=_SERVE_SECS, check=check)
-        check()
+        wait_until_serving(
+            {("ps", lost.number): address}, secs=_SERVE_SECS, check=lambda _: self._check(lost)
+        )
+        self._check(lost)
         # The coordinator's own thread does this for workers that were lost.
         with self._coordinator._cluster.failure_handler._cluster_update_lock:
             context.context().update_server_def(context.get_server_def())
-        for worker in workers:
-            self._await_link(device_of(("worker", worker)), lost, check)
-        check()
+
+    def await_workers(self, lost: LostServer, num_workers: int) -> None:
+        """Waits until all workers reach a server that serves again; it is not lost any more.
+
+        Raises:
+          ServerLostError: one does not, or more was lost meanwhile.
+        """
+        for worker in range(num_workers):
+            self._await_link(device_of(("worker", worker)), lost)
         with self._changed:
+            self._check(lost)
             self._lost = None
 
-    def _await_link(self, worker: str, lost: LostServer, check: Callable[[], None]) -> None:
+    def _check(self, lost: LostServer) -> None:
+        if self._lost is not lost:
+            raise ServerLostError("a server was lost once more meanwhile")
+        if self._lost_workers() or self._processes.restarts != self._worker_restarts:
+            raise ServerLostError("a worker was lost beside it")
+
+    def _await_link(self, worker: str, lost: LostServer) -> None:
         """Waits until a worker reaches the server."""
 
         @tf.function(autograph=False)
@@ -133,7 +135,7 @@ class ServerReplacement:
 
         deadline = time.monotonic() + _LINK_SECS
         while True:
-            check()
+            self._check(lost)
             try:
                 with tf.device(worker):
                     reach().numpy()
@@ -141,8 +143,8 @@ class ServerReplacement:
             except tf.errors.OpError as error:
                 if time.monotonic() > deadline:
                     raise ServerLostError(
-                        f"{lost.why}, and {worker} did not reach it again within "
-                        f"{_LINK_SECS:.0f} s ({op_error_text(error.message)[:200]})"
+                        f"{worker} did not reach it within {_LINK_SECS:.0f} s "
+                        f"({op_error_text(error.message)[:200]})"
                     ) from error
             time.sleep(_TICK_SECS)
 

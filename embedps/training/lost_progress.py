@@ -22,6 +22,8 @@ class LostProgress:
       set_aside: how many units were set aside by then, because who trained them died.
       fruitless: losses in a row, this one included, without a new checkpoint or a unit set aside.
       in_place: only the lost server goes back to the checkpoint; the client and others go on.
+      served_secs: until it served again, and what was under way had ended.
+      restored_secs: from then on until it had what the checkpoint has.
       earlier: records of the recoveries before.
     """
 
@@ -34,11 +36,14 @@ class LostProgress:
     set_aside: int = 0
     fruitless: int = 1
     in_place: bool = False
+    served_secs: float | None = None
+    restored_secs: float | None = None
     earlier: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def record(self, secs: float | None) -> dict[str, Any]:
         """Makes the record for summary.json; `secs` is the time to the end of the first unit."""
-        fields = ("why", "noticed_at", "checkpoint", "units", "steps", "examples", "in_place")
+        fields = ["why", "noticed_at", "checkpoint", "units", "steps", "examples", "in_place"]
+        fields += ["served_secs", "restored_secs"] if self.in_place else []
         return {**{name: getattr(self, name) for name in fields}, "secs": secs}
 
     def describe(self) -> str:

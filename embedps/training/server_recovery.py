@@ -107,14 +107,15 @@ class ServerRecovery:
         lost = self._cluster.lost_server(_NOTICE_SECS)
         if lost is None:
             raise error
-        began = time.monotonic()
         try:
             if not saves.drop(_NOTICE_SECS + self._cluster.server_timeout_secs):
                 raise ServerLostError("a save did not end")
             self._cluster.await_server(lost)
-            served = time.monotonic()
+            served = time.time()
             manifest = self._restore(lost)
-            restored = time.monotonic()
+            restored = time.time()
+            # gRPC tries once a second: what is left of that after the restore.
+            self._cluster.await_workers(lost)
         except (CheckpointError, tf.errors.OpError, ServerLostError) as cause:
             say(f"{lost.why}: it cannot be restored alone: {cause}")
             self._give_up(lost)
@@ -131,12 +132,14 @@ class ServerRecovery:
             examples=rows - ledger.rows_done(),
             set_aside=len(ledger.deaths.set_aside),
             in_place=True,
+            served_secs=round(served - lost.noticed_at, 2),
+            restored_secs=round(restored - served, 2),
         )
         say(loss.describe())
         say(
             f"parameter server {lost.number} resumes from checkpoint {manifest.number}, step "
             f"{manifest.step}, and the others go on as they are: it served again after "
-            f"{served - began:.1f} s, and was restored in {restored - served:.1f} s"
+            f"{loss.served_secs} s, and was restored in {loss.restored_secs} s"
         )
         return loss, again
 

@@ -13,7 +13,7 @@ from tensorflow.python.ops import resource_variable_ops
 from embedps import kernels
 from embedps.errors import ClusterError
 from embedps.kernels.tasks import check_task, device_of
-from embedps.layers import scheduled_calls, table_directory
+from embedps.layers import network_messages, scheduled_calls, table_directory
 from embedps.layers.own_tables import OwnTables, Rate, Token, mistake
 from embedps.tables import ops
 from embedps.tables.activations import Ids
@@ -75,6 +75,7 @@ class ServerTables(OwnTables):
                 raise mistake(str(error), ClusterError) from error
         servers = [device_of(("ps", index)) for index in range(extended._num_ps)]
         scheduled_calls.watch()
+        network_messages.watch(strategy)
         cluster = strategy._cluster_resolver.cluster_spec()
         client = cluster.task_address("chief", 0) if "chief" in cluster.jobs else "unnamed"
         super().__init__(

@@ -90,7 +90,11 @@ class PlainRows(tf.keras.layers.Layer):
         return {"id": self.rows(batch["id"])}
 
 
-def losses_of(strategy: Any, rows: Callable[[], Any], call: Callable[..., float]) -> list[float]:
+def losses_of(
+    strategy: Any, rows: Callable[[], Any], call: Callable[..., Any]
+) -> tuple[list[float], dict[str, Any]]:
+    """Takes 50 steps, two in each call; tells their losses, and of a call how it exchanges."""
+    traced: dict[str, Any] = {}
     with strategy.scope():
         model = model_of(rows())
         optimizer = tf.keras.optimizers.Adagrad(RATE)
@@ -104,9 +108,15 @@ def losses_of(strategy: Any, rows: Callable[[], Any], call: Callable[..., float]
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             return loss
 
-        return strategy.run(replica, args=next(iterator))
+        losses = [strategy.run(replica, args=next(iterator)) for _ in range(2)]
+        graph = tf.compat.v1.get_default_graph()
+        known = graph.capture(model.layers[-1].kernel.handle).consumers()
+        values = [op.outputs[0] for op in known if op.type == "ReadVariableOp"]
+        traced["uses"] = [sorted({op.type for op in value.consumers()}) for value in values]
+        traced["messages"] = sum(op.type == "EmbedpsPack" for op in graph.get_operations())
+        return tf.stack(losses)
 
-    return [call(step) for _ in range(50)]
+    return [float(loss) for _ in range(25) for loss in call(step)], traced
 
 
 def equality(_: Path) -> Any:
@@ -114,12 +124,12 @@ def equality(_: Path) -> Any:
     strategy = tf.distribute.ParameterServerStrategy(resolver())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     iterator = iter(coordinator.create_per_worker_dataset(batches))
-    cluster = losses_of(
-        strategy, layer, lambda step: float(coordinator.schedule(step, (iterator,)).fetch())
+    cluster, traced = losses_of(
+        strategy, layer, lambda step: coordinator.schedule(step, (iterator,)).fetch()
     )
     own = iter(batches())
-    plain = losses_of(tf.distribute.get_strategy(), PlainRows, lambda step: float(step(own)))
-    return {"cluster": cluster, "plain": plain}
+    plain, _ = losses_of(tf.distribute.get_strategy(), PlainRows, lambda step: step(own))
+    return {"cluster": cluster, "plain": plain, **traced}
 
 
 def fit(directory: Path) -> Any:

@@ -36,9 +36,12 @@ def watch(strategy: tf.distribute.Strategy) -> None:
         def watched(
             self: Any, used: Any, pairs: Any, *args: Any, apply: Any = apply, **kwargs: Any
         ) -> Any:
-            if used in _strategies and not tf.executing_eagerly():
-                pairs = _join(pairs)
-            return apply(self, used, pairs, *args, **kwargs)
+            if used not in _strategies or tf.executing_eagerly():
+                return apply(self, used, pairs, *args, **kwargs)
+            pairs = _join(pairs)
+            # Servers tell the one that counts the steps that they have updated, not the worker.
+            with tf.device(self.iterations.device):
+                return apply(self, used, pairs, *args, **kwargs)
 
         watched.is_watched = True  # type: ignore[attr-defined]
         setattr(kind, name, watched)

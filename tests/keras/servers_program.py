@@ -91,13 +91,13 @@ class PlainRows(tf.keras.layers.Layer):
 
 
 def losses_of(
-    strategy: Any, rows: Callable[[], Any], call: Callable[..., Any]
+    strategy: Any, kind: Any, rows: Callable[[], Any], call: Callable[..., Any]
 ) -> tuple[list[float], dict[str, Any]]:
     """Takes 50 steps, two in each call; tells their losses, and of a call how it exchanges."""
     traced: dict[str, Any] = {}
     with strategy.scope():
         model = model_of(rows())
-        optimizer = tf.keras.optimizers.Adagrad(RATE)
+        optimizer = kind(RATE)
 
     @tf.function
     def step(iterator: Any) -> Any:
@@ -113,23 +113,30 @@ def losses_of(
         known = graph.capture(model.layers[-1].kernel.handle).consumers()
         values = [op.outputs[0] for op in known if op.type == "ReadVariableOp"]
         traced["uses"] = [sorted({op.type for op in value.consumers()}) for value in values]
-        traced["messages"] = sum(op.type == "EmbedpsPack" for op in graph.get_operations())
+        made = graph.get_operations()
+        traced["messages"] = sum(op.type == "EmbedpsPack" for op in made)
+        traced["told"] = sorted({op.device for op in made if op.name.endswith("group_deps")})
         return tf.stack(losses)
 
     return [float(loss) for _ in range(25) for loss in call(step)], traced
 
 
 def equality(_: Path) -> Any:
-    """50 steps of one worker and one server, and of plain Keras."""
+    """50 steps of one worker and one server, and of plain Keras, by each kind of optimizer."""
     strategy = tf.distribute.ParameterServerStrategy(resolver())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    iterator = iter(coordinator.create_per_worker_dataset(batches))
-    cluster, traced = losses_of(
-        strategy, layer, lambda step: coordinator.schedule(step, (iterator,)).fetch()
-    )
-    own = iter(batches())
-    plain, _ = losses_of(tf.distribute.get_strategy(), PlainRows, lambda step: step(own))
-    return {"cluster": cluster, "plain": plain, **traced}
+    found = []
+    for kind in (tf.keras.optimizers.Adagrad, tf.keras.optimizers.legacy.Adagrad):
+        read, own = iter(coordinator.create_per_worker_dataset(batches)), iter(batches())
+
+        def schedule(step: Any, read: Any = read) -> Any:
+            return coordinator.schedule(step, (read,)).fetch()
+
+        cluster, traced = losses_of(strategy, kind, layer, schedule)
+        local = tf.distribute.get_strategy()
+        plain, _ = losses_of(local, kind, PlainRows, lambda step, own=own: step(own))
+        found.append({"cluster": cluster, "plain": plain, **traced})
+    return found
 
 
 def fit(directory: Path) -> Any:

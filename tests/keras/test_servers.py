@@ -42,11 +42,13 @@ def found_by(cluster: StockCluster, case: str, directory: Path, **tasks: int) ->
 
 def test_one_worker_and_one_server_equal_plain_keras(cluster: StockCluster, tmp_path: Path) -> None:
     found = found_by(cluster, "equality", tmp_path, num_ps=1, num_workers=1)
-    assert found["cluster"] == pytest.approx(found["plain"], abs=1e-5)
-    assert found["plain"][-1] < 0.01
-    # The first step's read is in its server's message; the second waits for the first's update.
-    assert found["uses"] == [["EmbedpsPack"], ["MatMul"]]
-    assert found["messages"] == 3 + 2 + 3 + 1  # of rows and of the network; gradients of both
+    for each in found:
+        assert each["cluster"] == pytest.approx(each["plain"], abs=1e-5)
+        assert each["plain"][-1] < 0.01
+        # The first step's read is in its server's message; the second waits for the first's update.
+        assert each["uses"] == [["EmbedpsPack"], ["MatMul"]]
+        assert each["messages"] == 3 + 2 + 3 + 1  # of rows and of the network; gradients of both
+    assert [each["told"] for each in found] == [[], ["/job:ps/replica:0/task:0/device:CPU:0"]]
 
 
 def test_fit_trains_scores_predicts_and_saves(cluster: StockCluster, tmp_path: Path) -> None:

@@ -97,9 +97,10 @@ class ClusterConfig:
         most=MAX_COUNT,
     )
     recover_in_place: bool = option(
-        True,
+        False,
         "on a local cluster without --sync, go on beside a parameter server that is lost, and "
-        "restore it alone; otherwise, or where that cannot be done, the command restarts itself",
+        "restore it alone: seconds sooner, but steps on their way may be applied twice in part; "
+        "otherwise, or where that cannot be done, the command restarts itself",
     )
     server_timeout_secs: float = option(
         15.0,

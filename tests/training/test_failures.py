@@ -52,6 +52,7 @@ FLAGS = (
     "--keep-secs=3600",  # each that is resumed from can be read at a test's end
 )
 LOCAL = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=4")
+IN_PLACE = ("--recover-in-place",)
 IN_FLIGHT = 2 * 2  # units: two a worker
 EPOCHS = 400  # more than the fastest machine is done with before the last of a test's losses
 
@@ -371,12 +372,15 @@ def finish_in_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["counted", "two tasks"])
+@pytest.mark.parametrize(
+    ("name", "in_place"), [("counted", False), ("two tasks", False), ("counted", True)]
+)
 def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
-    tmp_path, dataset, programs, name
+    tmp_path, dataset, programs, name, in_place
 ):
     model_dir, model = tmp_path / "m", MODELS[name]
-    run = train(programs, dataset, model_dir, *model, *LOCAL, f"--epochs={EPOCHS}", "--eval=none")
+    flags = (*LOCAL, f"--epochs={EPOCHS}", "--eval=none", *(IN_PLACE if in_place else ()))
+    run = train(programs, dataset, model_dir, *model, *flags)
     run.wait_for("delta")
     for what, number in (("ps 1", signal.SIGKILL), ("ps 0", signal.SIGSTOP)):
         before = latest(model_dir).number
@@ -393,15 +397,16 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     assert "ps 1 ends, as it was told to" in (model_dir / "logs/ps-1.log").read_text()
     out = run.stop()
     killed, stopped, told = summary_of(model_dir)["recoveries"]
-    assert [r["in_place"] for r in (killed, stopped, told)] == [True, True, False]
+    assert [r["in_place"] for r in (killed, stopped, told)] == [in_place, in_place, False]
     assert "parameter server" in killed["why"]
     assert all(r["secs"] > 0 for r in (killed, stopped, told)), out
     assert killed["examples"] >= 0
     assert told["units"] == 0
     epochs = finish_in_one_process(programs, dataset, model_dir, *model)
     epochs -= 2 * (name == "counted")
-    # What was in progress may be half applied on the server that stayed.
-    check(model_dir, dataset, programs, epochs=epochs, within_units=2 * IN_FLIGHT)
+    # In place, what was in progress may be half applied on the server that stayed.
+    within_units = 2 * IN_FLIGHT if in_place else 0
+    check(model_dir, dataset, programs, epochs=epochs, within_units=within_units)
 
 
 @pytest.mark.slow
@@ -409,7 +414,8 @@ def test_only_the_lost_server_goes_back_and_the_others_apply_no_step_again(
     tmp_path, dataset, programs
 ):
     model_dir = tmp_path / "m"
-    run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}", "--eval=none")
+    flags = (*LOCAL, *IN_PLACE, f"--epochs={EPOCHS}", "--eval=none")
+    run = train(programs, dataset, model_dir, *flags)
     run.wait_for("delta")
     client = run.process.pid
     tasks = [pid_of(model_dir, what) for what in ("ps 0", "worker 0", "worker 1")]
@@ -440,7 +446,7 @@ def test_only_the_lost_server_goes_back_and_the_others_apply_no_step_again(
 @pytest.mark.slow
 def test_run_without_a_checkpoint_begins_anew_when_a_server_is_killed(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
-    flags = (*LOCAL, f"--epochs={EPOCHS}", "--eval=none", "--delta-secs=1000")
+    flags = (*LOCAL, *IN_PLACE, f"--epochs={EPOCHS}", "--eval=none", "--delta-secs=1000")
     run = train(programs, dataset, model_dir, *flags)
     run.wait_for("units ")
     os.kill(pid_of(model_dir, "ps 0"), signal.SIGKILL)

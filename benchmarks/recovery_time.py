@@ -6,7 +6,8 @@ restart. Each worker has one thread for its ops. With its own cores, each worker
 If all workers compete for the cores, the others use the cores of the lost one, so it costs less.
 
 A lost parameter server: trains on a local cluster until its tables hold the given number of rows,
-kills one of two parameter servers, and reads from summary.json how long the first unit took.
+kills one of two parameter servers, and reads from summary.json how long the first unit took; then
+the same with `--recover-in-place`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,7 @@ def lose_worker(*, num_workers: int, phase_secs: float) -> dict[str, Any]:
     return {name: round(value, 1) for name, value in rates.items()}
 
 
-def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
+def lose_parameter_server(*, num_rows: int, in_place: bool) -> dict[str, Any]:
     """Trains until a checkpoint has `num_rows`, kills a parameter server, waits for a unit."""
     with tempfile.TemporaryDirectory() as folder:
         data, model_dir = Path(folder) / "data", Path(folder) / "model"
@@ -121,6 +123,7 @@ def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
                 *(f"--data={data}", f"--model-dir={model_dir}", "--num-ps=2", "--num-workers=2"),
                 *("--epochs=100", "--batch-size=2048", "--row-dim=16", "--eval=none"),
                 *("--delta-secs=5", "--log-secs=1"),
+                *(["--recover-in-place"] if in_place else []),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -157,7 +160,7 @@ def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Options):
-    """The two runs."""
+    """The three runs."""
 
     num_workers: int = option(2, "of the run that loses one", least=1)
     phase_secs: float = option(20.0, "with all workers, without one, and with it again", above=0)
@@ -165,12 +168,14 @@ class Config(Options):
 
 
 def measure(config: Config, run: Run) -> Content:
-    """Loses a parameter server, then a worker of another run."""
-    server = lose_parameter_server(num_rows=config.rows)
+    """Loses a parameter server, again with --recover-in-place, then a worker of another run."""
+    server = lose_parameter_server(num_rows=config.rows, in_place=False)
+    in_place = lose_parameter_server(num_rows=config.rows, in_place=True)
     rates = lose_worker(num_workers=config.num_workers, phase_secs=config.phase_secs)
     lost = 1 - rates["one_down"] / ((rates["all"] + rates["back"]) / 2)
     return {
         "parameter_server": server,
+        "in_place": in_place,
         "worker": {
             "num_workers": config.num_workers,
             "examples_per_sec": rates,
@@ -183,15 +188,9 @@ def measure(config: Config, run: Run) -> Content:
 def layout(content: Content) -> list[Part]:
     """Lays out what each loss costs."""
     server, worker = content["parameter_server"], content["worker"]
-    noticed = server["secs_until_noticed"]
-    until = noticed + server["secs_until_first_unit"]
-    became = "trained again" if "served_secs" in server else "lost"
-    of_server = [
-        ["until the first unit is done again", f"{until:.1f} s"],
-        ["until it is noticed", f"{noticed:.1f} s"],
-        *([text, f"{server[key]:.1f} s"] for key, text in _PHASES.items() if key in server),
-        [f"steps since the last checkpoint, which are {became}", f"{server['steps']:,}"],
-    ]
+    parts = [figures(f"a parameter server is killed, {server['rows']:,} rows", _of_server(server))]
+    if in_place := content.get("in_place"):
+        parts.append(figures("the same with --recover-in-place", _of_server(in_place)))
     rates = worker["examples_per_sec"]
     of_worker = [
         ["examples per second with all", f"{rates['all']:,.0f}"],
@@ -201,9 +200,18 @@ def layout(content: Content) -> list[Part]:
         ["share of the workers", f"{worker['share_of_one_worker']:.2f}"],
     ]
     title = f"a worker of {worker['num_workers']} on these cores is killed"
+    return [*parts, figures(title, of_worker)]
+
+
+def _of_server(server: Mapping[str, Any]) -> list[list[str]]:
+    noticed = server["secs_until_noticed"]
+    until = noticed + server["secs_until_first_unit"]
+    became = "trained again" if "served_secs" in server else "lost"
     return [
-        figures(f"a parameter server is killed, {server['rows']:,} rows", of_server),
-        figures(title, of_worker),
+        ["until the first unit is done again", f"{until:.1f} s"],
+        ["until it is noticed", f"{noticed:.1f} s"],
+        *([text, f"{server[key]:.1f} s"] for key, text in _PHASES.items() if key in server),
+        [f"steps since the last checkpoint, which are {became}", f"{server['steps']:,}"],
     ]
 
 

@@ -78,6 +78,7 @@ class ServerTables(OwnTables):
         network_messages.watch(strategy)
         cluster = strategy._cluster_resolver.cluster_spec()
         client = cluster.task_address("chief", 0) if "chief" in cluster.jobs else "unnamed"
+        table_directory.drop_earlier(servers, client)
         super().__init__(
             tables,
             features,
@@ -112,7 +113,7 @@ class ServerTables(OwnTables):
 
     def _make_steps(self) -> None:
         # By name: a new log takes the place of the last one in functions that were traced.
-        container = f"{self.collection.container}-steps"
+        container = table_directory.steps_container(self.collection.container)
         self._logs: dict[str, tf.Tensor] = {}
         for device in self.collection.devices:
             with tf.device(device):

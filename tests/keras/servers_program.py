@@ -22,6 +22,7 @@ import tensorflow as tf  # isort: skip
 
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.kernels.tasks import check_task, device_of
+from embedps.layers import table_directory
 from tests.keras.models import MODELS, features
 
 NUM_IDS, DIM, RATE = 40, 4, 0.1
@@ -125,7 +126,7 @@ def equality(_: Path) -> Any:
     """50 steps of one worker and one server, and of plain Keras, by each kind of optimizer."""
     strategy = tf.distribute.ParameterServerStrategy(resolver())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    found = []
+    found: list[dict[str, Any]] = []
     for kind in (tf.keras.optimizers.Adagrad, tf.keras.optimizers.legacy.Adagrad):
         read, own = iter(coordinator.create_per_worker_dataset(batches)), iter(batches())
 
@@ -134,7 +135,7 @@ def equality(_: Path) -> Any:
 
         cluster, traced = losses_of(strategy, kind, layer, schedule)
         local = tf.distribute.get_strategy()
-        plain, _ = losses_of(local, kind, PlainRows, lambda step, own=own: step(own))
+        plain, _traced = losses_of(local, kind, PlainRows, lambda step, own=own: step(own))
         found.append({"cluster": cluster, "plain": plain, **traced})
     return found
 
@@ -470,7 +471,9 @@ def beside(directory: Path) -> Any:
     first = learn()
     with socket.create_server(("127.0.0.1", 0)) as free:
         other = f"127.0.0.1:{free.getsockname()[1]}"
+    start("killed_client", other).communicate()
     output, _ = start("other_client", other).communicate()
+    entries = table_directory.published(device_of(("ps", 0)))
     chief = resolver().cluster_spec().task_address("chief", 0)
     with start("reader", chief) as reader:
         assert reader.stdout is not None
@@ -481,9 +484,17 @@ def beside(directory: Path) -> Any:
         "trained": [first, second],
         "read": [read, json.loads(output_after)],
         "other": json.loads(output),
+        "entries": sum(entry["client"] == other for entry in entries),
         "rows": rows.own.collection.stats().rows,
         "steps": rows.own.num_steps(),
     }
+
+
+def killed_client(_: Path) -> Any:
+    """Makes two layers, which it cannot take back."""
+    with tf.distribute.ParameterServerStrategy(resolver()).scope():
+        KEPT.append([layer(seed=3), layer(seed=3)])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def other_client(_: Path) -> Any:
@@ -521,7 +532,7 @@ CASES = {
     for case in (
         equality, fit, partitioned, served, policies, resume, mistakes, foreign, kills,
         fit_without_a_worker, fit_without_a_server, loop_without_a_server,
-        beside, other_client, reader,
+        beside, killed_client, other_client, reader,
     )
 }  # fmt: skip
 

@@ -138,6 +138,7 @@ def test_several_clients_have_tables_on_the_same_servers_and_read_them(
     assert read["absent"] == [[0.0] * 4]
     assert found["rows"] == {"fast": 4, "still": 0, "id": 4}
     assert (found["other"], found["steps"]) == ({"id": 2}, 2)
+    assert found["entries"] == 1  # not those of the killed client at its address
     assert "table 'id' must be of one client to be read" in read["several"]
     assert f"there is no table 'none': the tables are {tables}" in read["unknown"]
     assert "the program of nobody:1 must train tables on the servers" in read["nobody"]

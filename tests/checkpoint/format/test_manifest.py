@@ -96,8 +96,8 @@ def resealed(**changes: object) -> bytes:
 
 
 def test_newer_version_says_upgrade():
-    with pytest.raises(CheckpointError, match="its version is 4, this embedps reads up to 3"):
-        from_json(resealed(version=4), PATH)
+    with pytest.raises(CheckpointError, match="its version is 5, this embedps reads up to 4"):
+        from_json(resealed(version=5), PATH)
 
 
 def test_first_version_is_read_as_deltas_since_the_save_before():

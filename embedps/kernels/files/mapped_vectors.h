@@ -8,10 +8,10 @@
 #include <memory>
 #include <string>
 
+#include "embedps/kernels/files/initial_vectors.h"
 #include "embedps/kernels/files/row_file.h"
 #include "embedps/kernels/files/row_file_reader.h"
 #include "embedps/kernels/runtime/status.h"
-#include "embedps/kernels/store/initializers.h"
 
 namespace embedps {
 

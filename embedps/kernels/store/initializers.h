@@ -28,14 +28,6 @@ struct InitializerConfig {
   }
 };
 
-// Vectors of some ids of a table, with which their rows begin. Thread-safe.
-class InitialVectors {
- public:
-  virtual ~InitialVectors() = default;
-  // Copies the vector of an id. Returns false if there is none.
-  virtual bool Read(int64_t id, float* vector) const = 0;
-};
-
 // Sets the embedding [dim] of a new row, unless the kind is kFunction. `table_salt` is the
 // TableSalt of the table's name. Uniform values have 24 random bits. Normal values come from
 // Box-Muller in double.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "embedps/kernels/files/counter_columns.h"
+#include "embedps/kernels/files/initial_vectors.h"
 #include "embedps/kernels/files/row_file.h"
 #include "embedps/kernels/runtime/float_dtype.h"
 #include "embedps/kernels/runtime/mutex.h"

@@ -20,6 +20,7 @@ import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.tools.replay import stream_table
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset, describe_file
@@ -275,6 +276,13 @@ class Replay:
 
 def latest(model_dir: Path) -> Manifest:
     return newest_of(CheckpointDirectory(model_dir))
+
+
+def rows_of(model_dir: Path, table: str) -> dict[int, dict[str, Any]]:
+    """Reads a table's rows of the last checkpoint by id, with their columns."""
+    directory = CheckpointDirectory(model_dir)
+    _, batches = stream_table(directory, latest(model_dir), table)
+    return {row.pop("id"): row for batch in batches for row in batch.to_pylist()}
 
 
 def dense_of(model_dir: Path) -> dict[str, np.ndarray]:

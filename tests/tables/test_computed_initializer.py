@@ -16,12 +16,11 @@ from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.tables import Initializer
-from tests.builders import dataset_fixture, latest, make_trainer
+from tests.builders import dataset_fixture, latest, make_trainer, rows_of
 from tests.commands import finish, train
 from tests.tables.builders import look, make_collection, make_table
 from tests.tables.computed_model import MODULE, Sums, computed
 from tests.tables.some_vectors import DIM, of_ids
-from tests.training.test_warm_start import rows_of
 
 dataset = dataset_fixture()
 

@@ -22,9 +22,9 @@ from embedps.serving.cuckoo import find
 from embedps.serving.row_arrays import stack_rows
 from embedps.storage.object_store import as_path
 from embedps.training.trainer import Trainer
-from tests.builders import dataset_fixture, latest, make_dlrm, make_trainer
+from tests.builders import dataset_fixture, latest, make_dlrm, make_trainer, rows_of
 from tests.tables.builders import look
-from tests.training.test_warm_start import rows_of, save, write_vectors
+from tests.training.test_warm_start import save, write_vectors
 
 dataset = dataset_fixture()
 

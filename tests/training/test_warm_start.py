@@ -11,22 +11,22 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedps
-from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.tools.replay import stream_table
 from embedps.data.dataset import Dataset
 from embedps.errors import DimMismatchError, UsageError
 from embedps.storage.object_store import as_path
 from embedps.training.trainer import Trainer
-from tests.builders import dataset_fixture, dense_of, latest, make_config, make_dlrm, make_trainer
+from tests.builders import (
+    dataset_fixture,
+    dense_of,
+    latest,
+    make_config,
+    make_dlrm,
+    make_trainer,
+    rows_of,
+)
 from tests.commands import SMALL, finish, train
 
 dataset = dataset_fixture()
-
-
-def rows_of(model_dir: Path, table: str) -> dict[int, dict[str, Any]]:
-    directory = CheckpointDirectory(model_dir)
-    _, batches = stream_table(directory, latest(model_dir), table)
-    return {row.pop("id"): row for batch in batches for row in batch.to_pylist()}
 
 
 @pytest.fixture(scope="module")

@@ -274,6 +274,8 @@ class Table:
             ) from None
         if not isinstance(self.header, bool) and self.header != "auto":
             raise UsageError(f'header must be true, false or "auto", got {shown(self.header)}')
+        if self.format not in TEXT_FORMATS and self.encoding != "utf-8":
+            raise UsageError(f"encoding belongs to a format of {TEXT_FORMATS}, not {self.format!r}")
         _check_unique("column", [column.name for column in self.columns])
         if self.format == "csv" and (paths := [c.name for c in self.columns if c.path]):
             raise UsageError(f"path belongs to another format than csv, {paths} have one")

@@ -119,7 +119,10 @@ class JsonLineParser:
                 return self._all_of(found)
         values = []
         for name, keys in self._keys.items():
-            value = found.get(keys[0], _ABSENT) if len(keys) == 1 else _find(found, keys, name)
+            try:
+                value = found.get(keys[0], _ABSENT) if len(keys) == 1 else _find(found, keys, name)
+            except RecursionError:
+                raise ValueError(f"{name} must not be nested so deeply") from None
             if value is _ABSENT:
                 value = self._in_path.get(name)
             elif name in self.absent:
@@ -197,11 +200,15 @@ def _only(value: Any, row: int, bad: dict[int, str]) -> Any:
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if type(value) is list:
-            yield from _flat(value)
-        else:
+    lists = [iter(values)]  # not by recursion: a line chooses how deep its lists are
+    while lists:
+        for value in lists[-1]:
+            if type(value) is list:
+                lists.append(iter(value))
+                break
             yield value
+        else:
+            lists.pop()
 
 
 def _kind(value: Any) -> Any:
@@ -251,7 +258,15 @@ def _text(value: Any) -> str | None:
         return value
     if type(value) is bool:
         return str(int(value))
-    return orjson.dumps(value).decode() if type(value) in (list, dict) else str(value)
+    return json_text(value) if type(value) in (list, dict) else str(value)
+
+
+def json_text(value: Any) -> str:
+    """Writes a value as JSON; one that is nested too deeply for that, as three dots."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return "…"
 
 
 def _shown(value: Any) -> str:

@@ -19,6 +19,7 @@ from embedps.errors import DatasetError
 from embedps.features.arrow_kinds import is_list
 
 from .input_files import open_input
+from .json_lines import json_text
 from .line_blocks import LineBlockReader
 from .nested_columns import at_keys
 
@@ -26,6 +27,7 @@ _DELIMITERS = (",", "\t", ";", "|", "::")
 _SEPARATOR = "\x1f"
 _SNIFFED_LINES = 200
 _MOST_COLUMNS = 2000
+_MOST_KEYS = 16  # that lead to a value
 _NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
 _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
@@ -87,6 +89,7 @@ def _of_columns(stream: Any, kind: str, max_rows: int) -> Sample:
     if batch is None:
         raise DatasetError("the file must have rows to propose a schema of, it has none")
     batch = batch.slice(0, max_rows)
+    _check_width(batch.num_columns, f"the {kind} file")
     columns: Columns = {}
     skipped: list[str] = []
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
@@ -138,7 +141,8 @@ def _members(
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in record.items():
         if type(value) is dict:
-            yield from _members((*keys, key), value)
+            if len(keys) < _MOST_KEYS:
+                yield from _members((*keys, key), value)
         elif type(value) is list and any(type(each) is dict for each in value):
             objects = [each if type(each) is dict else {} for each in value]
             for name in dict.fromkeys(name for each in objects for name in each):
@@ -153,7 +157,7 @@ def _array(values: list[Any]) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         # Of several types: as texts.
         return pa.array([
-            v if v is None or type(v) is str else orjson.dumps(v).decode() for v in values
+            v if v is None or type(v) is str else json_text(v) for v in values
         ])  # fmt: skip
 
 
@@ -168,6 +172,7 @@ def _of_text(text: str, settings: dict[str, Any], max_rows: int, path: str) -> S
         )
     rows = _rows(lines, delimiter)
     has_header = _is_header(rows)
+    _check_width(len(rows[0]), path)
     names = rows[0] if has_header else [f"c{i}" for i in range(len(rows[0]))]
     if has_header:
         text = text.partition("\n")[2]
@@ -191,6 +196,14 @@ def _of_text(text: str, settings: dict[str, Any], max_rows: int, path: str) -> S
         columns={(name,): table[i].combine_chunks() for i, name in enumerate(names)},
         num_rows=table.num_rows,
     )
+
+
+def _check_width(num_columns: int, where: str) -> None:
+    if num_columns > _MOST_COLUMNS:
+        raise DatasetError(
+            f"{where}: must have at most {_MOST_COLUMNS:,} columns to propose a schema of, it has "
+            f"{num_columns:,}: declare several alike by names = [...] in a schema of your own"
+        )
 
 
 def _delimiter(lines: Sequence[str]) -> str | None:

@@ -105,19 +105,21 @@ def _declare(column: _Column) -> None:
         column.settings["path"] = [*column.keys] if has_dot else ".".join(column.keys)
     values = column.values
     absent = 1 - len(values) / column.num_rows
-    lists = is_list(values.type)
+    nested = pa.types.is_nested(values.type)
     if not column.name or column.name.startswith("_"):
         _ignore(column, "a feature's name must not be empty or begin with _: rename it in the file")
     elif not len(values):
         _ignore(column, "it has no value in these rows")
-    elif lists:
+    elif is_list(values.type):
         _declare_list(column)
+    elif nested:
+        _ignore(column, f"no declaration reads values of {values.type}")
     else:
         _declare_values(column, values)
     shown = (
-        [_text(each)[:_SHOWN] for each in pc.unique(values).to_pylist()[:3]] if not lists else []
+        [_text(each)[:_SHOWN] for each in pc.unique(values).to_pylist()[:3]] if not nested else []
     )
-    distinct = "" if lists else f"{pc.count_distinct(values).as_py():,} distinct, "
+    distinct = "" if nested else f"{pc.count_distinct(values).as_py():,} distinct, "
     examples = f", such as {', '.join(json.dumps(each) for each in shown)}" if shown else ""
     column.notes.insert(0, f"{column.name}: {distinct}{absent:.1%} missing{examples}")
     if absent > 0.5 and len(values):
@@ -129,6 +131,9 @@ def _declare_list(column: _Column) -> None:
     while is_list(inner.type):
         inner, depth = inner.flatten(), depth + 1
     inner, _ = reduce_kind(inner.drop_null())
+    if pa.types.is_nested(inner.type):
+        _ignore(column, f"no declaration reads lists of {inner.type}")
+        return
     if pa.types.is_floating(inner.type):
         column.settings |= {"as": "float_list"}
     else:
@@ -140,9 +145,7 @@ def _declare_list(column: _Column) -> None:
 def _declare_values(column: _Column, values: pa.Array) -> None:
     kind = values.type
     distinct = pc.count_distinct(values).as_py()
-    if pa.types.is_nested(kind):
-        _ignore(column, f"no declaration reads values of {kind}")
-    elif distinct == 1 and column.num_rows > 1:
+    if distinct == 1 and column.num_rows > 1:
         _ignore(column, "it has one value, which tells a model nothing")
     elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         column.settings["as"] = "timestamp"

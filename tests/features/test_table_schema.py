@@ -65,6 +65,7 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
         ('delimiter = "é"\n' + BASE, "delimiter must be ASCII characters but no line break"),
         ('delimiter = ",,"\n' + BASE, 'quote must be "" with a delimiter of several'),
         ('encoding = "hex"\n' + BASE, "encoding must be one that Python knows of texts"),
+        ('format = "orc"\nencoding = "latin-1"\n' + BASE, "encoding belongs to a format of"),
         ('encoding = "latin-99"\n' + BASE, "such as latin-1, got 'latin-99'"),
         (column('as = "numeric", path = "a..b"'), 'path must be keys with a "." between'),
         (column('as = "numeric", path = ["x"]'), "path belongs to another format than csv"),

@@ -139,6 +139,20 @@ def test_names_that_no_feature_may_have_are_left_out_or_changed(tmp_path: Path):
     assert {"a_b", "a_b_2"} < columns.keys()
 
 
+def test_what_no_declaration_reads_is_left_out(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    deep = b'{"b":' * 900 + b"1" + b"}" * 900
+    lists = b"[" * 900 + b"1" + b"]" * 900
+    line = b'{"y": %d, "a": ' + deep + b', "l": ' + lists + b', "m": [[{"k": 1}]]}\n'
+    path.write_bytes(line % 0 + line % 1)
+    _, columns = proposed(path)
+    assert columns.pop("y") == {"as": "label"}
+    assert columns["l"] == {"as": "list", "type": "integer", "flatten": True}
+    assert columns["m"] == {"as": "ignore"}
+    pq.write_table(pa.table({"y": [0, 1], "m": [[[{"k": 1}]]] * 2}), tmp_path / "log.parquet")
+    assert proposed(tmp_path / "log.parquet")[1]["m"] == {"as": "ignore"}
+
+
 def test_texts_of_a_file_cannot_break_the_schema_or_steer_a_terminal(tmp_path: Path):
     path = tmp_path / "log.jsonl"
     names = ['a\x1b[2J\nas = "label"', 'b"]', "c\\", "\u202e d", "e\U000e0041", "f.g", "h"]
@@ -181,6 +195,8 @@ def test_the_command_prints_or_writes_and_keeps_what_is_there(
     (b"", "must have rows to propose a schema of, it has none"),
     (b"one\ntwo\n", "must have fields with one of ',', '\\t', ';', '|', '::' between"),
     (b"PAR1nonsense", "the parquet file is damaged: "),
+    (b"a,b\n" + b"1," * 3000 + b"1\n" * 9, "its lines must have fields"),
+    (b"1," * 3000 + b"1\n", "must have at most 2,000 columns to propose a schema of"),
 ])  # fmt: skip
 def test_what_has_no_columns_is_named(tmp_path: Path, wanted: tuple[bytes, str]):
     data, message = wanted

@@ -125,3 +125,16 @@ def test_columns_that_no_object_has_are_known_and_those_of_the_path_are_not_miss
 def test_names_that_are_not_declared_are_bounded():
     _, _, parser = parse({"y": 1} | {f"k{i}": i for i in range(5000)}, {"y": 1, "z": 1})
     assert len(parser.undeclared) == 100
+
+
+@pytest.mark.parametrize("path", [[], ["k"]])
+def test_a_line_cannot_be_nested_so_deeply_that_it_ends_the_job(path: list[str]):
+    lists = {"name": "l", "as": "list", "type": "integer", "path": ["l", *path]}
+    inner = b'{"k": 7}' if path else b"7"
+    deep = b'{"y": 1, "l":' + b"[" * 1000 + inner + b"]" * 1000 + b"}"
+    flat, bad, parser = parse({"y": 0, "l": []}, deep, columns=[lists | {"flatten": True}])
+    assert [row["l"] for row in flat] == ([[]] if path else [[], [7]])
+    assert bad == ({2: "l must not be nested so deeply"} if path else {})
+    assert parser.texts(["l"])[0][0]["l"].to_pylist() == ["[]"] + ([] if path else ["…"])
+    rows, bad, _ = parse({"y": 0, "l": []}, deep, columns=[lists])
+    assert (len(rows), [*bad]) == (1, [2])

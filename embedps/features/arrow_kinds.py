@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedps.errors import DatasetError
-from embedps.features.table_schema import Column
+from embedps.features.table_columns import Column
 
 BadTexts = dict[int, str]
 """The reason for each row whose text cannot be read."""

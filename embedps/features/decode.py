@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
 from embedps.features.arrow_kinds import is_list, reduce_kind, wrong_type
-from embedps.features.table_schema import Column, Table
+from embedps.features.table_columns import Column
+from embedps.features.table_schema import Table
 from embedps.features.text_lists import split_lists
 from embedps.features.text_values import (
     MAX_INT,

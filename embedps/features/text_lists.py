@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from embedps.features.table_schema import Column
+from embedps.features.table_columns import Column
 
 _NUMBERS = re.compile(r"\[[-+.0-9eE\s]*\]")
 """Numbers as NumPy writes them, without commas."""

@@ -13,7 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID, RARE_ID
-from embedps.features.table_schema import Column
+from embedps.features.table_columns import Column
 
 _INTEGER = re.compile(r"(-?[0-9]+)(?:\.0*)?")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")

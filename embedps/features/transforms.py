@@ -29,7 +29,8 @@ from embedps.data.dataset import MISSING_ID, Dataset
 from embedps.data.transforms_digest import KEY, declared, digest_of, read_ids
 from embedps.errors import DatasetError, UsageError
 from embedps.features.decode import decode_batch, decode_column, first_bad_row
-from embedps.features.table_schema import LIST_TYPE, Feature, Table
+from embedps.features.table_columns import LIST_TYPE, Feature
+from embedps.features.table_schema import Table
 from embedps.features.transform_steps import RareIds, TransformStep
 from embedps.splitmix import GOLDEN, mix
 from embedps.storage.file_io import replacing

@@ -17,7 +17,8 @@ from embedps import constants
 from embedps.data.columns import Columns
 from embedps.data.dataset import MISSING_ID, RARE_ID
 from embedps.errors import UsageError
-from embedps.features.table_schema import Column, Feature, Table
+from embedps.features.table_columns import Column, Feature
+from embedps.features.table_schema import Table
 from embedps.features.transform_steps import (
     DAY_MS,
     FIRST_WEEKDAY,

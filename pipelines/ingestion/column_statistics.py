@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedps.features.table_schema import Feature, Table
+from embedps.features.table_columns import Feature
+from embedps.features.table_schema import Table
 from embedps.features.transform_steps import RareIds, Standardize
 from embedps.features.transforms import FOLDER_NAME, compute_feature, compute_numbers
 from embedps.splitmix import mix, unmix

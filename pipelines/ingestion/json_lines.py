@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from embedps.errors import DatasetError
 from embedps.features.decode import decode_column
-from embedps.features.table_schema import Column, Table
+from embedps.features.table_columns import Column
+from embedps.features.table_schema import Table
 
 from .bad_lines import BadLine
 from .line_blocks import LineBlock

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from embedps.data.arrow_errors import UNREADABLE
 from embedps.errors import DatasetError, UsageError
 from embedps.features.decode import decode_batch
-from embedps.features.table_schema import TEXT_FORMATS, Column, Table
+from embedps.features.table_columns import Column
+from embedps.features.table_schema import TEXT_FORMATS, Table
 from embedps.features.transforms import Transforms, compute_feature
 
 from .json_lines import JsonLineParser

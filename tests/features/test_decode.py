@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from embedps.errors import DatasetError
 from embedps.features.decode import decode_batch, decode_column
-from embedps.features.table_schema import Column, Table
+from embedps.features.table_columns import Column
+from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint, text_decoder
 from embedps.pipelines.ingestion.line_blocks import LineBlock
 from embedps.pipelines.ingestion.line_parser import LineParser

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from embedps.errors import DatasetError
-from embedps.features.table_schema import Feature, Table
+from embedps.features.table_columns import Feature
+from embedps.features.table_schema import Table
 from embedps.features.transform_steps import RareIds
 from embedps.features.transforms import Transforms
 

@@ -13,7 +13,7 @@ import pytest
 
 from embedps.errors import DatasetError
 from embedps.features.decode import decode_column
-from embedps.features.table_schema import Column
+from embedps.features.table_columns import Column
 from embedps.features.text_values import fingerprint
 
 ID = Column(name="c", role="categorical", type="integer")

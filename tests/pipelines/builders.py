@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from embedps.features.table_schema import LIST_TYPE, Table
+from embedps.features.table_columns import LIST_TYPE
+from embedps.features.table_schema import Table
 from embedps.pipelines.criteo_format import NUM_IDS, NUM_INTEGERS
 
 

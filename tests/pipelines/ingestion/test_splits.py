@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from embedps.errors import UsageError
-from embedps.features.table_schema import LIST_TYPE, Table
+from embedps.features.table_columns import LIST_TYPE
+from embedps.features.table_schema import Table
 from embedps.pipelines.ingestion.options import parse_options
 from embedps.pipelines.ingestion.splits import SplitRule, hash_rows
 

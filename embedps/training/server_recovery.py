@@ -13,7 +13,7 @@ What this does not cover is left to `recovery.py`, which restarts the client.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -55,15 +55,21 @@ class ServerRecovery:
         self._from: tuple[int, int] | None = None  # checkpoint and units aside, at the last one
         self._in_a_row = 0  # recoveries from these
         asked = config.cluster
-        self._covers = (
-            asked.recover_in_place
-            and asked.way(cluster.place) == ASYNCHRONOUS
-            and config.evaluation.mode != "inline"
-            and not setup.ledger.grows
-            and config.eviction.evicted_rows is None
-            and not event_secs_of(setup.model.tables)
-            and not config.checkpoint.rebase_policy().cumulative
-        )
+        prevents = {
+            "a run that is no local cluster (--num-ps)": not asked.num_ps,
+            "--sync": asked.num_ps and asked.way(cluster.place) != ASYNCHRONOUS,
+            "--eval inline": config.evaluation.mode == "inline",
+            "--watch": setup.ledger.grows,
+            "--evicted-rows": config.eviction.evicted_rows is not None,
+            "TimeToLive in event time": event_secs_of(setup.model.tables),
+            "this --rebase": config.checkpoint.rebase_policy().cumulative,
+        }
+        found = [name for name, is_so in prevents.items() if is_so]
+        self.lines: Sequence[str] = ()
+        """Lines for the user: that the flag was given in vain."""
+        if asked.recover_in_place and found:
+            self.lines = (f"--recover-in-place has no effect with {', '.join(found)}",)
+        self._covers = asked.recover_in_place and not found
         self._unsaved = self._values_of_no_checkpoint() if self._covers else {}
 
     @contextmanager

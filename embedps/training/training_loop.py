@@ -170,7 +170,7 @@ class TrainingLoop:
                     f"{self._ledger.num_done}/{self._ledger.num_units} units are done"
                 )
             if not self.finished:
-                for change in self._setup.changes:
+                for change in (*self._setup.changes, *self._servers.lines):
                     line.say(change)
             self._say_bound(line)
             self._say_deaths(line)

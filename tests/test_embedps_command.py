@@ -17,8 +17,10 @@ from embedps.errors import UsageError
 from tests.builders import ROOT, write_dataset
 from tests.commands import SMALL, environment, processes_with, read_until, wait_until_gone
 
-# As pip writes it, where the checkout is not installed.
-SCRIPT = f"""#!{sys.executable}
+# As pip writes it where a path has a space, and where the checkout is not installed.
+SCRIPT = f"""#!/bin/sh
+'''exec' "{sys.executable}" "$0" "$@"
+' '''
 import sys
 sys.path.append({str(ROOT)!r})
 from embedps.__main__ import main

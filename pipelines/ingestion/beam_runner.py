@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from embedps.errors import DatasetError, EmbedpsError, UsageError
 
+_SILENT_WORKER = "embedps.pipelines.ingestion.beam_worker"
+_LOGGING_WORKER = "apache_beam.runners.worker.sdk_worker_main"
 DEFAULT_RUNNER = "FnApiRunner"
 """Not DirectRunner: it looks for a binary to download and, if it finds one, uses that engine."""
 
@@ -40,8 +43,7 @@ def make_pipeline(flags: Sequence[str], *, verbose: bool) -> beam.Pipeline:
     _check_flags(flags)
     options = PipelineOptions(list(flags))
     options.view_as(StandardOptions).runner = name
-    if not verbose:
-        runner = _with_silent_workers(runner, options.view_as(DirectOptions))
+    runner = _with_workers(runner, options.view_as(DirectOptions), verbose=verbose)
     try:
         return beam.Pipeline(runner, options=options)
     except ValueError as error:
@@ -69,11 +71,16 @@ class _BeamFlagParser(beam.options.pipeline_options._BeamArgumentParser):
         raise UsageError(f"{message} (--help lists the flags)")
 
 
-def _with_silent_workers(runner: PipelineRunner, direct: DirectOptions) -> PipelineRunner:
-    """Returns the runner, or for several local processes one whose workers do not log."""
+def _with_workers(
+    runner: PipelineRunner, direct: DirectOptions, *, verbose: bool
+) -> PipelineRunner:
+    """Returns the runner; for several local processes one that starts them by a shell's words.
+
+    Beam's own command is cut where the path of this Python has a space, and waits for ever.
+    """
     if direct.direct_running_mode != "multi_processing" or not isinstance(runner, FnApiRunner):
         return runner
-    command = f"{sys.executable} -m embedps.pipelines.ingestion.beam_worker"
+    command = f"{shlex.quote(sys.executable)} -m {_LOGGING_WORKER if verbose else _SILENT_WORKER}"
     environment = SubprocessSDKEnvironment.from_command_string(command_string=command)
     direct.direct_running_mode = "in_memory"  # any other mode starts Beam's own workers
     return FnApiRunner(default_environment=environment)

@@ -335,8 +335,19 @@ def test_command_line_prints_a_summary_then_keeps_it_then_refuses(
     assert said.err.startswith("embedps: --output")
     write_log(tmp_path / "bad.tsv", [b"bad"])
     bad = ("--input", tmp_path / "bad.tsv", "--output", tmp_path / "failed")
-    assert run_cli(*bad, *TWO_WORKERS, code=1).stderr.count("\n") == 1
+    python = python_in(tmp_path / "of a b")
+    packages = os.pathsep.join(path for path in sys.path if path)
+    failed = run_cli(*bad, *TWO_WORKERS, code=1, python=python, PYTHONPATH=packages)
+    assert failed.stderr.count("\n") == 1
     assert os.listdir(temporary) == []
+
+
+def python_in(folder: Path) -> Path:
+    """Makes another path of this Python, of which it then starts others."""
+    (folder / "bin").mkdir(parents=True)
+    shutil.copy(Path(sys.prefix, "pyvenv.cfg"), folder)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    return folder / "bin" / "python"
 
 
 @pytest.mark.multiprocess

@@ -38,6 +38,11 @@ def start(module: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
     )
 
 
+def script_of(code: str) -> str:
+    """Makes code a script of this Python, as pip writes it where a path may have a space."""
+    return f"""#!/bin/sh\n'''exec' "{sys.executable}" "$0" "$@"\n' '''\n{code}"""
+
+
 def run(
     *arguments: object,
     code: int = 0,

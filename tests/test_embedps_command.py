@@ -15,17 +15,22 @@ from embedps.__main__ import dispatch
 from embedps.cluster.local_processes import _free_ports
 from embedps.errors import UsageError
 from tests.builders import ROOT, write_dataset
-from tests.commands import SMALL, environment, processes_with, read_until, wait_until_gone
+from tests.commands import (
+    SMALL,
+    environment,
+    processes_with,
+    read_until,
+    script_of,
+    wait_until_gone,
+)
 
-# As pip writes it where a path has a space, and where the checkout is not installed.
-SCRIPT = f"""#!/bin/sh
-'''exec' "{sys.executable}" "$0" "$@"
-' '''
+# As pip writes it, where the checkout is not installed.
+SCRIPT = script_of(f"""
 import sys
 sys.path.append({str(ROOT)!r})
 from embedps.__main__ import main
 sys.exit(main())
-"""
+""")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from embedps.engine.step_model import StepModel
 from embedps.kernels import build
 from embedps.tables.collection import EmbeddingCollection
 from tests.builders import ROOT, write_dataset
-from tests.commands import SMALL, read_until, train, wait_until_gone
+from tests.commands import SMALL, read_until, script_of, train, wait_until_gone
 
 TRAINS = """
 import json
@@ -145,7 +145,7 @@ folder = Path(__file__).parent / "stale"
 folder.mkdir()
 build.LIBRARY, build._STAMP = folder / "_embedps.so", folder / "_build" / "digest"
 """
-COMPILER = f"""#!{sys.executable}
+COMPILER = script_of(f"""
 import shutil, sys
 
 target = sys.argv[sys.argv.index("-o") + 1]
@@ -153,7 +153,7 @@ if "-shared" in sys.argv:
     shutil.copy({str(build.LIBRARY)!r}, target)
 else:
     open(target, "w").close()
-"""
+""")
 
 
 def test_server_needs_no_python_api_also_to_build_stale_kernels(tmp_path):

@@ -25,6 +25,14 @@ def is_higher_better(name: str) -> bool:
     return not any(part in name.lower() for part in _LOWER)
 
 
+def is_worse(name: str, score: float | None, best: float | None, share: float) -> bool:
+    """Tells whether a score is worse than the best by more than a share of it; None is not."""
+    if score is None or best is None:
+        return False
+    worse_by = best - score if is_higher_better(name) else score - best
+    return worse_by > share * abs(best)
+
+
 def scores_of(line: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns the scores of a line of evaluation.jsonl."""
     return {

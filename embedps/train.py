@@ -41,8 +41,11 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     task = read_tf_config()
     if task is not None and is_server(task):
         serve(flags.read_known(ServerConfig, arguments, prog))
-    run = parse(arguments, prog)
+    given = RunFlags(arguments, prog, __doc__ or "")
+    run = given.read()
     log_as(run.config.monitoring.log_format)
+    if given.preset_line:
+        say(given.preset_line)
     check_task(run.config)
     dataset = open_dataset(run.config)
     cluster = begin_cluster(run.config)

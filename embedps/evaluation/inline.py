@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import tensorflow as tf
@@ -27,12 +27,17 @@ from embedps.evaluation.evaluator import (
     eval_arguments,
     eval_ledger,
 )
-from embedps.metrics import Counts
-from embedps.scheduling.ledger import Unit
+from embedps.metrics import ClickScores, Counts
+from embedps.run.config import TrainConfig
+from embedps.run.evaluation_config import INNER, INNER_LOSS
+from embedps.scheduling.division import LedgerOptions
+from embedps.scheduling.ledger import Ledger, Unit
 from embedps.scheduling.scheduler import Scheduler
 from embedps.tables.collection import EmbeddingCollection
 
 _TICK_SECS = 0.2
+_NOT_OF_INNER = ("loss", "logloss", "normalized_entropy", "calibration")
+"""Scores of the inner rows that are not logged: what they tell is in INNER_LOSS."""
 
 
 class InlineEvaluation:
@@ -45,8 +50,9 @@ class InlineEvaluation:
         dataset: Dataset,
         cluster: Cluster,
         *,
-        split: str = "eval",
+        split: str | None = "eval",
         every_units: int = 0,
+        inner: LedgerOptions | None = None,
     ) -> None:
         """Prepares the scoring of a run's model.
 
@@ -55,24 +61,52 @@ class InlineEvaluation:
           collection: its tables, which are being trained.
           dataset: has the examples to score, in files that the workers can read.
           cluster: has the workers.
-          split: the name of the dataset's split to score.
+          split: the name of the dataset's split to score; None scores the inner rows only.
           every_units: score after this many units of training, and at the end of each epoch; 0 is
             only at the end.
+          inner: how the inner rows are divided, if the run has any.
 
         Raises:
-          UsageError: the model ranks candidates, which the cluster cannot encode.
+          UsageError: the model ranks candidates, which the cluster cannot encode; or there are no
+            inner rows.
         """
         self._model = model
         self._cluster = cluster
         self._collection = collection
         self._dataset = dataset
         self._split = split
+        self._inner = None if inner is None else lambda: Ledger(dataset, inner, epochs=1)
+        if self._inner is not None:
+            self._inner()  # raises now, and not after an epoch
         self._every_units = every_units
         self._log: EvaluationLog | None = None
         if model.candidates:
             way_of(place=cluster.place).check({"ranks_inline": True})
         unit_input = model.input(batch_rows=EVAL_BATCH_ROWS, shuffle_rows=0)
         self._eval_unit = cluster.led("score", make_eval_unit(model, collection, unit_input))
+
+    @classmethod
+    def of_run(
+        cls,
+        config: TrainConfig,
+        model: StepModel,
+        collection: EmbeddingCollection,
+        dataset: Dataset,
+        cluster: Cluster,
+    ) -> InlineEvaluation | None:
+        """Makes what a run's config asks for; None if it asks for no pauses."""
+        asked = config.evaluation
+        if not asked.is_inline:
+            return None
+        return cls(
+            model,
+            collection,
+            dataset,
+            cluster,
+            split="eval" if asked.mode == "inline" else None,
+            every_units=asked.every_units,
+            inner=LedgerOptions.of_run(config, inner=True) if asked.inner_share else None,
+        )
 
     def next_pause(self, position: int, units_per_epoch: int) -> int:
         """Returns the first position after this one at which training pauses for a scoring."""
@@ -96,7 +130,10 @@ class InlineEvaluation:
           DatasetError: a file of the split cannot be read.
           ClusterError: a parameter server was lost.
         """
-        return self._count(self._dataset, self._split, stop, check)
+        return self._count(self._eval_ledger(), stop, check)
+
+    def _eval_ledger(self) -> Ledger:
+        return eval_ledger(self._dataset, split=self._split or "", batch_rows=EVAL_BATCH_ROWS)
 
     def scores_of(
         self,
@@ -112,23 +149,23 @@ class InlineEvaluation:
           stop: ends the scoring.
           on_death: of its units, as a ScheduledCall has it.
         """
-        counts = self._count(dataset, split, stop, lambda: None, on_death)
-        if counts is None:
-            return None
+        ledger = eval_ledger(dataset, split=split, batch_rows=EVAL_BATCH_ROWS)
+        counts = self._count(ledger, stop, lambda: None, on_death)
+        return None if counts is None else dict(self._total(counts).values)
+
+    def _total(self, counts: Mapping[int, Counts]) -> ClickScores:
         total = self._model.accumulator(training=False)
         for each in counts.values():
             total.add(each)
-        return dict(total.result().values)
+        return total.result()
 
     def _count(
         self,
-        dataset: Dataset,
-        split: str,
+        ledger: Ledger,
         stop: threading.Event,
         check: Callable[[], None],
         on_death: OnDeath | None = None,
     ) -> dict[int, Counts] | None:
-        ledger = eval_ledger(dataset, split=split, batch_rows=EVAL_BATCH_ROWS)
         found: dict[int, Counts] = {}
 
         def record(unit: Unit, counts: Counts) -> None:
@@ -165,18 +202,24 @@ class InlineEvaluation:
         check: Callable[[], None] = lambda: None,
     ) -> Evaluation | None:
         """Scores the model that a manifest has just saved; logs the scores as the sidecar does."""
-        began = time.time()
-        counts = self.count(stop, check)
-        if counts is None:
-            return None
-        total = self._model.accumulator(training=False)
-        for each in counts.values():
-            total.add(each)
+        began, values, examples = time.time(), {}, 0
+        if self._split is not None:
+            if (counts := self.count(stop, check)) is None:
+                return None
+            found = self._total(counts)
+            values, examples = dict(found.values), found.examples
+        if self._inner is not None:
+            if (counts := self._count(self._inner(), stop, check)) is None:
+                return None
+            found = self._total(counts)
+            values |= {INNER_LOSS: found.loss}
+            values |= {INNER + n: v for n, v in found.values.items() if n not in _NOT_OF_INNER}
+            examples = examples or found.examples
         now = time.time()
         evaluation = Evaluation(
             number=manifest.number,
             step=manifest.step,
-            metrics=total.result(),
+            metrics=ClickScores(values=values, examples=examples),
             secs=now - began,
             lag_secs=now - manifest.wall_time,
         )

@@ -155,13 +155,7 @@ def sample_steps(
     progress: Progress,
 ) -> StepIds:
     """Reads the batches of some units, as training does, and finds each step's distinct ids."""
-    options = LedgerOptions(
-        batch_rows=config.batch_size,
-        unit_rows=config.unit_rows,
-        shuffle=config.shuffle,
-        seed=config.seed,
-    )
-    units = Ledger(dataset, options, epochs=1).units_of(0)
+    units = Ledger(dataset, LedgerOptions.of_run(config), epochs=1).units_of(0)
     reader = model.input(
         batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
     )

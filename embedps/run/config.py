@@ -157,8 +157,8 @@ class TrainConfig:
         policies: list[KeepPolicy] = [KeepNewest(2), KeepChains(asked.keep_chains)]
         policies += [KeepRecent(asked.keep_secs)] if asked.keep_secs else []
         policies += [KeepEvery(asked.keep_every_hours)] if asked.keep_every_hours else []
-        if asked.keep_best:
+        if best := max(asked.keep_best, int(self.evaluation.end_with == "best")):
             model_dir = CheckpointDirectory(self.model_dir).path
             scores = functools.partial(read_evaluations, model_dir)
-            policies.append(KeepBest(asked.keep_best, scores, self.evaluation.metric))
+            policies.append(KeepBest(best, scores, self.evaluation.metric))
         return tuple(policies)

@@ -10,7 +10,11 @@ from embedps.errors import UsageError
 
 EvaluationMode: TypeAlias = Literal["sidecar", "inline", "none"]
 
-"""A score to improve: a higher AUC is better; of the others, a lower value is better."""
+INNER = "inner_"
+"""What the names of scores of the inner rows begin with."""
+
+INNER_LOSS = f"{INNER}loss"
+"""Of the inner rows: the log loss of a click model, or the mean of what steps minimize."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +38,21 @@ class EvaluationConfig:
     )
     metric: str = option(
         "auc",
-        "the score that --keep-best, --stop-patience and --reduce-patience go by: auc, logloss, "
-        "normalized_entropy, or a metric of your model",
+        "the score that --keep-best, --stop-patience, --reduce-patience and --end-with go by: auc, "
+        "logloss, normalized_entropy, or a metric of your model; with --inner-share also "
+        "inner_loss, and the others after inner_",
+    )
+    inner_share: float = option(
+        0.0,
+        "share of the training rows, at the end of each unit, that is not trained on but scored "
+        "with each --eval inline or none, so that a run can stop by rows of its own",
+        least=0,
+        most=0.5,
+    )
+    end_with: Literal["last", "best"] = option(
+        "last",
+        "the checkpoint that a finished run leaves as its newest: the last; or, if the last is "
+        "worse by --metric, the best, rows and network",
     )
     stop_patience: int = option(
         0,
@@ -57,13 +74,34 @@ class EvaluationConfig:
         0.0, "a score is an improvement if it is better by more than this", least=0
     )
 
+    tolerance: float = option(
+        0.0,
+        "for --stop-patience and --end-with, a score that is worse than the best by at most this "
+        "share of it counts as no worse",
+        least=0,
+        below=1,
+    )
+
     def __post_init__(self) -> None:
         check(self)
         if not self.metric:
             raise UsageError("metric must be the name of a score but is empty")
-        if self.every_units and self.mode != "inline":
+        if self.inner_share and self.mode == "sidecar":
+            raise UsageError(
+                "inner_share needs --eval inline or none: a sidecar scores the eval split only"
+            )
+        if self.every_units and not self.is_inline:
             raise UsageError(
                 "eval_units needs --eval inline: a sidecar scores every checkpoint instead"
             )
-        if self.mode == "none" and (self.stop_patience or self.reduce_patience):
-            raise UsageError("stop_patience and reduce_patience need --eval sidecar or inline")
+        asks = self.stop_patience or self.reduce_patience or self.end_with == "best"
+        if self.mode == "none" and not self.inner_share and asks:
+            raise UsageError(
+                "stop_patience, reduce_patience and end_with best need --eval sidecar or inline, "
+                "or --inner-share"
+            )
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether training pauses to be scored by the workers."""
+        return self.mode == "inline" or self.inner_share > 0

@@ -82,10 +82,10 @@ def check_watch(config: TrainConfig) -> Path | None:
             "--watch has no end, which --schedule and --warmup need: leave them out, or train the "
             "epochs with them first, in a run without --watch"
         )
-    if config.evaluation.mode == "inline":
+    if config.evaluation.is_inline:
         raise UsageError(
             "--watch scores each file before it trains on it, and makes no pause for --eval "
-            "inline: use --eval sidecar or none"
+            "inline or --inner-share: use --eval sidecar or none"
         )
     return watched.absolute()
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from embedps.config_fields import options_of
+from embedps.run.config import TrainConfig
+from embedps.run.evaluation_config import INNER_LOSS
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     # Chosen on rows split off the rows to train on of real samples (docs/guides/tuning.md): below
@@ -15,9 +17,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "unit_rows": 8192,
         "epochs": 20,
         "eval": "inline",
-        # As the rates fall to 0, the last epoch is about the best, so the number of epochs
-        # needs no held-out rows.
         "schedule": "linear",
+        # As the rates fall to 0, the last epoch is about the best where ids and numbers cannot
+        # be learned by heart. Where they can, an earlier one is, as rows of its own tell the run.
+        "inner_share": 0.1,
+        "metric": INNER_LOSS,
+        "stop_patience": 3,
+        "tolerance": 0.03,
+        "end_with": "best",
         "keep_best": 1,
         # The steps of SGD are in proportion to an id's rows, so rare ids stay near 0. Adagrad's are
         # as large for an id of one row as for one of thousands.
@@ -39,15 +46,47 @@ OF_MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def preset_values(name: str | None, model: str, *configs: type) -> dict[str, Any]:
+WATCHING = ("inner_share", "metric", "stop_patience", "tolerance", "end_with")
+"""The options by which a run stops by its inner rows."""
+
+
+def preset_values(
+    name: str | None, model: str, given: Mapping[str, Any], *configs: type
+) -> dict[str, Any]:
     """Gives the values of a preset that configs have options for.
 
     Args:
       name: one of PRESETS; None is no preset.
       model: of the zoo, or the user's own.
+      given: what flags and files say. If they leave no inner rows, nothing goes by them.
     """
     if name is None:
         return {}
     known = {option.name for config in configs for option in options_of(config)}
     values = {**PRESETS[name], **OF_MODELS.get(model, {})}
-    return {k: v for k, v in values.items() if k in known}
+    left_out = () if _can_watch({**values, **given}) else WATCHING
+    return {k: v for k, v in values.items() if k in known and k not in left_out}
+
+
+def _can_watch(values: Mapping[str, Any]) -> bool:
+    """Tells whether a run can be scored on inner rows."""
+    return bool(values["eval"] != "sidecar" and values["inner_share"] and not values.get("watch"))
+
+
+def preset_line(name: str, config: TrainConfig) -> str:
+    """Says what a preset chose for a run, and why."""
+    asked, optimizer = config.evaluation, config.optimizer
+    share = f"{asked.inner_share:.0%} of the rows, which it does not train on"
+    worse = f"worse than its best by more than {asked.tolerance:.0%}"
+    watches = (
+        f"stops once {asked.metric} was {worse} {asked.stop_patience} times in a row on {share}, "
+        f"and ends with the {asked.end_with} checkpoint if the last is"
+    )
+    if not asked.inner_share:
+        watches = "watches no rows of its own, so look at the scores of its epochs"
+    return (
+        f"--preset {name}, for less than about 100,000 rows, where the large defaults take too few "
+        f"steps and then overfit: batches of {config.batch_size}, at most {config.epochs} epochs, "
+        f"rows at {optimizer.sparse_learning_rate:g} with schedule {optimizer.schedule}; the run "
+        f"{watches}; your flags win over it"
+    )

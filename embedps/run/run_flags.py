@@ -12,7 +12,7 @@ from embedps.console import command_line, flags
 from embedps.errors import UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
-from embedps.run.presets import PRESETS, preset_values
+from embedps.run.presets import PRESETS, preset_line, preset_values
 from embedps.run.run_config import RunConfig
 
 C = TypeVar("C")
@@ -28,6 +28,7 @@ class RunFlags:
 
     Attributes:
       parser: whose flags are added before `read`.
+      preset_line: what the preset chose and why, once `read`; empty without a preset.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class RunFlags:
         self.parser.add_argument(
             "--preset",
             choices=tuple(PRESETS),
-            help="other defaults: small, for less than about 100,000 rows, takes smaller batches "
-            "and networks, lowers the learning rates, and keeps the best checkpoint",
+            help="other defaults: small, for less than about 100,000 rows, has small networks and "
+            "batches and stops by rows held out of training",
         )
         self._configs: list[type] = [TrainConfig]
         left_out = [o.name for o in options_of(TrainConfig) if without and o.section == without]
@@ -89,12 +90,14 @@ class RunFlags:
           UsageError: a flag is unknown, or its value is not allowed.
         """
         given = self._given = self.parser.parse_args(self._arguments)
-        preset = preset_values(given.preset, self._model, TrainConfig, self._module.Config)
-        self._values = self._defaults | preset | flags.read_file(given.config, *self._configs)
-        return RunConfig(
-            config=dataclasses.replace(self.make(TrainConfig), model=self._model),
-            model_config=self.make(self._module.Config),
-        )
+        file = flags.read_file(given.config, *self._configs)
+        told = file | {name: value for name, value in vars(given).items() if value is not None}
+        kinds = TrainConfig, self._module.Config
+        preset = preset_values(given.preset, self._model, told, *kinds)
+        self._values = self._defaults | preset | file
+        config = dataclasses.replace(self.make(TrainConfig), model=self._model)
+        self.preset_line = preset_line(given.preset, config) if given.preset else ""
+        return RunConfig(config=config, model_config=self.make(self._module.Config))
 
     def make(self, config: type[C]) -> C:
         """Makes a config that was added, of what `read` found."""

@@ -27,6 +27,7 @@ _MEASURED = (
     "table_statistics",
     "sync",
     "staleness",
+    "ended_with",
 )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.run.config import TrainConfig
 
 Range = tuple[str, int, int]
 """A file, its first row, and how many."""
@@ -19,13 +20,21 @@ Range = tuple[str, int, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LedgerOptions:
-    """Says how a split is divided into units, and in which order they are visited."""
+    """Says how a split is divided into units, and in which order they are visited.
+
+    Attributes:
+      inner_share: of each unit, the share of its rows, at its end, that is left out.
+      inner: these rows are the units instead.
+    """
 
     split: str = "train"
     batch_rows: int
     unit_rows: int
     shuffle: bool = True
     seed: int = 0
+    # Not in repr: the fingerprints of runs without inner rows are hashes of it.
+    inner_share: float = dataclasses.field(default=0.0, repr=False)
+    inner: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.batch_rows < 1 or self.unit_rows < self.batch_rows:
@@ -34,9 +43,29 @@ class LedgerOptions:
                 f"unit_rows={self.unit_rows} and batch_rows={self.batch_rows}"
             )
 
+    @classmethod
+    def of_run(cls, config: TrainConfig, *, inner: bool = False) -> LedgerOptions:
+        """Gives what a run trains on, or its inner rows."""
+        return cls(
+            batch_rows=config.batch_size,
+            unit_rows=config.unit_rows,
+            shuffle=config.shuffle,
+            seed=config.seed,
+            inner_share=config.evaluation.inner_share,
+            inner=inner,
+        )
+
     def steps(self, rows: int) -> int:
         """Counts the steps of a unit; the last one may have fewer rows."""
         return -(-rows // self.batch_rows)
+
+    def chosen(self, whole: Range) -> Range:
+        """Gives what a unit has of a range of rows."""
+        path, first, rows = whole
+        left_out = int(rows * self.inner_share)
+        if self.inner:
+            return path, first + rows - left_out, left_out
+        return path, first, rows - left_out
 
 
 class Division:
@@ -53,8 +82,9 @@ class Division:
         """Divides a split; raises UsageError if it has no rows."""
         self.options = options
         self.ranges = split_into_ranges(dataset, options)
-        self.fingerprint = _hash(repr(options), dataset, options.split)
-        self.made_of = _made_of(dataset, options)
+        inner = f" inner_share={options.inner_share}" if options.inner_share else ""
+        self.fingerprint = _hash(repr(options) + inner, dataset, options.split)
+        self.made_of = _made_of(dataset, options, self.rows_per_epoch)
         self._epoch = -1
         self._order: list[int] = []
         self._first_steps: list[int] = []
@@ -99,16 +129,21 @@ def split_into_ranges(dataset: Dataset, options: LedgerOptions) -> list[Range]:
         for group in [*file.row_groups, None]:  # None: the file's end
             if group is None or pending + group > options.unit_rows:
                 for start in range(0, pending, options.unit_rows):
-                    ranges.append((path, first + start, min(options.unit_rows, pending - start)))
+                    rows = min(options.unit_rows, pending - start)
+                    ranges.append(options.chosen((path, first + start, rows)))
                 first += pending
                 pending = 0
             pending += group or 0
+    ranges = [each for each in ranges if each[2]]
     if not ranges:
-        raise UsageError(f"{dataset.directory}: split {options.split!r} has no rows")
+        which = (
+            f"has no {options.inner_share:g} of a unit's rows" if options.inner else "has no rows"
+        )
+        raise UsageError(f"{dataset.directory}: split {options.split!r} {which}")
     return ranges
 
 
-def _made_of(dataset: Dataset, options: LedgerOptions) -> dict[str, Any]:
+def _made_of(dataset: Dataset, options: LedgerOptions, rows: int) -> dict[str, Any]:
     """Gives what a user can compare of what determines the units, by the user's names."""
     files = dataset.split(options.split).files
     return {
@@ -116,17 +151,18 @@ def _made_of(dataset: Dataset, options: LedgerOptions) -> dict[str, Any]:
         "unit_rows": options.unit_rows,
         "shuffle": options.shuffle,
         "seed": options.seed,
-        "rows": sum(file.rows for file in files),
+        "rows": rows,
         "files": len(files),
+        **({"inner_share": options.inner_share} if options.inner_share else {}),
     }
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Says which options differ, given `made_of` of two divisions of the same rows."""
     return "; ".join(
-        f"{name} is {now[name]}, the checkpoint has {before[name]}"
-        for name in now
-        if before[name] != now[name]
+        f"{name} is {now.get(name, 0)}, the checkpoint has {before.get(name, 0)}"
+        for name in {**now, **before}
+        if before.get(name, 0) != now.get(name, 0)
     )
 
 
@@ -138,6 +174,7 @@ def options_of(made: Mapping[str, Any], split: str) -> LedgerOptions:
         unit_rows=made["unit_rows"],
         shuffle=made["shuffle"],
         seed=made["seed"],
+        inner_share=made.get("inner_share", 0.0),
     )
 
 

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 from embedps.errors import UsageError
 from embedps.run.evaluation_config import EvaluationConfig
 from embedps.run.summary import EvaluationReader
-from embedps.score_names import check_score, is_higher_better
+from embedps.score_names import check_score, is_higher_better, is_worse
 from embedps.training.fit_result import FitResult
 from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 
@@ -95,14 +95,20 @@ Tell: TypeAlias = Callable[[Callback, RunControl], None]
 class Best:
     """Tracks the best score, and how many evaluations came since."""
 
-    def __init__(self, metric: str, min_delta: float = 0.0) -> None:
-        """Tracks a metric; a score is better if it improves by more than `min_delta`."""
+    def __init__(self, metric: str, min_delta: float = 0.0, tolerance: float = 0.0) -> None:
+        """Tracks a metric.
+
+        Args:
+          metric: the score's name.
+          min_delta: a score is better if it improves by more than this.
+          tolerance: a score that is worse by at most this share of the best counts as no worse.
+        """
         if not metric:
             raise UsageError("the name of a metric must not be empty")
         if not 0 <= min_delta < math.inf:
             raise UsageError(f"min_delta must be at least 0 but got {min_delta}")
         self.metric = metric
-        self._min_delta = min_delta
+        self._min_delta, self._tolerance = min_delta, tolerance
         self.score: float | None = None
         self.evaluations_since = 0
 
@@ -120,18 +126,27 @@ class Best:
             or (score - self.score if upwards else self.score - score) > self._min_delta
         )
         self.score = score if better else self.score
-        self.evaluations_since = 0 if better else self.evaluations_since + 1
+        tolerated = self._tolerance and score is not None
+        tolerated = tolerated and not is_worse(self.metric, score, self.score, self._tolerance)
+        self.evaluations_since = 0 if better or tolerated else self.evaluations_since + 1
         return better
 
 
 class EarlyStopping(Callback):
     """Stops the run after `patience` evaluations in a row without improvement."""
 
-    def __init__(self, *, patience: int, metric: str = "auc", min_delta: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        patience: int,
+        metric: str = "auc",
+        min_delta: float = 0.0,
+        tolerance: float = 0.0,
+    ) -> None:
         if patience < 1:
             raise UsageError(f"patience must be at least 1 evaluation but got {patience}")
         self._patience = patience
-        self._best = Best(metric, min_delta)
+        self._best = Best(metric, min_delta, tolerance)
 
     def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
         best = self._best
@@ -184,7 +199,10 @@ def stock(config: EvaluationConfig) -> list[Callback]:
     if config.stop_patience:
         found.append(
             EarlyStopping(
-                patience=config.stop_patience, metric=config.metric, min_delta=config.min_delta
+                patience=config.stop_patience,
+                metric=config.metric,
+                min_delta=config.min_delta,
+                tolerance=config.tolerance,
             )
         )
     return found

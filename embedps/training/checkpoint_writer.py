@@ -67,6 +67,9 @@ class CheckpointWriter:
     the deltas go on, and a new base is tried some saves later.
 
     Not thread-safe: only one save at a time.
+
+    Attributes:
+      last: the last manifest that this run committed or restored.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class CheckpointWriter:
         self._encoding = encoding
         collection.files.prepare_writes(encoding)
         self._vectors: tuple[FileEntry, ...] = ()
-        self._last: Manifest | None = None
+        self.last: Manifest | None = None
         self._new_base: _Rebase | None = None
         self._history = secrets.token_hex(8)
         self._restarts = False
@@ -127,11 +130,6 @@ class CheckpointWriter:
         }
         self._leftovers.remove_uncommitted()
 
-    @property
-    def last(self) -> Manifest | None:
-        """The last manifest that this run committed or restored."""
-        return self._last
-
     def restore(self, manifest: Manifest) -> None:
         """Restores a checkpoint that any number of shards wrote.
 
@@ -151,7 +149,7 @@ class CheckpointWriter:
         self._delta_bytes = [save.bytes for save in split_head(manifest.chain)[1]]
         if manifest.history and not self._directory.was_continued(manifest):
             self._history = manifest.history
-        self._last = manifest
+        self.last = manifest
 
     def keep_vectors(self, vectors: tuple[FileEntry, ...]) -> None:
         """Has new rows begin with vectors of files, which each manifest lists from now on.
@@ -173,12 +171,12 @@ class CheckpointWriter:
         """
         self._give_up_base()
         self._take_tried()
-        if self._last is None or self._rebase.cumulative or self._restarts:
+        if self.last is None or self._rebase.cumulative or self._restarts:
             return None
         chain = self._chain()
         for shard in shards:
             self._cuts |= load_shard(self._collection, self._directory, chain, self._vectors, shard)
-        return self._last
+        return self.last
 
     def save(
         self,
@@ -300,8 +298,8 @@ class CheckpointWriter:
         rest_secs: float,
     ) -> Manifest:
         began = time.monotonic()
-        restarts = self._restarts and self._last is not None
-        kind: WriteKind = "base" if self._last is None or restarts else "delta"
+        restarts = self._restarts and self.last is not None
+        kind: WriteKind = "base" if self.last is None or restarts else "delta"
         save, cuts = self._write(kind, number, step, rest_secs)
         arrays = {name: v.numpy() for name, v in self._variables.items()}
         for name in self._must_be_finite:
@@ -365,7 +363,7 @@ class CheckpointWriter:
         cuts: dict[tuple[str, int], int],
     ) -> None:
         """Makes a committed manifest the one to go on from."""
-        self._last = manifest
+        self.last = manifest
         if save.kind == "base":
             self._history, self._delta_bytes, self._restarts = manifest.history, [], False
         if base is not None:
@@ -396,9 +394,9 @@ class CheckpointWriter:
         return max(self._directory.next_number(), self._highest + 1)
 
     def _is_base_due(self) -> bool:
-        if self._new_base is not None or self._last is None:
+        if self._new_base is not None or self.last is None:
             return False
-        head, _ = split_head(self._last.chain)
+        head, _ = split_head(self.last.chain)
         return self._rebase.due(sum(save.bytes for save in head), self._delta_bytes)
 
     def _begin_base_if_due(self, step: int, rest_secs: float) -> None:
@@ -462,23 +460,23 @@ class CheckpointWriter:
           DirectoryTakenError: another run commits here.
         """
         newest = self._directory.latest()
-        if self._last is None:
+        if self.last is None:
             if newest is not None:
                 raise DirectoryTakenError(
                     f"{self._directory.path}: there must be no manifest before this run's first, "
                     f"but there is {newest.number}: another run writes here"
                 )
             return ()
-        if newest is None or newest.number == self._last.number:
-            return self._last.chain
+        if newest is None or newest.number == self.last.number:
+            return self.last.chain
         base = newest.chain[0]
         if (
-            newest.history != self._last.history
-            or replace_start(self._last.chain, base) != newest.chain
+            newest.history != self.last.history
+            or replace_start(self.last.chain, base) != newest.chain
         ):
             raise DirectoryTakenError(
                 f"{self._directory.path}: manifest {newest.number} must be this run's last, "
-                f"{self._last.number}, or a compaction of it: another run writes here"
+                f"{self.last.number}, or a compaction of it: another run writes here"
             )
         self._delta_bytes = [save.bytes for save in split_head(newest.chain)[1]]
         return newest.chain

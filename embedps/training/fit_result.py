@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import html
 import io
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console.progress import rate_text
 from embedps.errors import UsageError, printable
 from embedps.run.cluster_config import NO_BOUND, STALE_STEPS
 from embedps.run.summary import SUMMARY_NAME
 from embedps.scheduling.unit_deaths import FILE_NAME as DEATHS_NAME
-from embedps.score_names import check_score, is_higher_better, scores_of
+from embedps.score_names import check_score, is_higher_better, is_worse, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _TITLES = {"auc": "AUC", "logloss": "log loss", "normalized_entropy": "NE"}
 _CLICK_PLOTS = {"auc": "AUC", "normalized_entropy": "normalized entropy"}
 _MAX_SHOWN = 10
+_CLEARLY_OF_LOSS, _CLEARLY_OF_HIGHER = 0.05, 0.02  # worse than the best is no noise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,10 @@ class Scores(tuple[Score, ...]):
         scored = [(v, score) for score in self if (v := score.get(metric)) is not None]
         sign = -1 if is_higher_better(metric) else 1
         return min(scored, key=lambda pair: sign * pair[0], default=(None, None))[1]
+
+
+def _shown(name: str, score: float | None) -> str:
+    return f"{_TITLES.get(name, name)} " + ("-" if score is None else f"{score:.5f}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,6 +272,29 @@ class FitResult:
         per_update = self._asked("sync_group_size") if self._asked("sync") == "full" else 1
         return int(batches // (per_update or 1))
 
+    def _lines_of_end(self, metric: str) -> list[str]:
+        """Says that the run ends with its best checkpoint, or that it ends far below that one."""
+        if ended := self.summary.get("ended_with"):
+            scores = f"{_shown(ended['metric'], ended['score'])} at step {ended['step']:,}"
+            last = f"{_shown(ended['metric'], ended['last_score'])} at step {ended['last_step']:,}"
+            return [f"ends with the best checkpoint again, {scores}: the last had {last}"]
+        after = self.summary.get("scores_after_step", -1)
+        scores = Scores(score for score in self.scores if score.step > after)
+        for name in (metric, "logloss", "loss", "auc"):
+            best = scores.best(name) if scores and name in scores[-1].values else None
+            share = _CLEARLY_OF_HIGHER if is_higher_better(name) else _CLEARLY_OF_LOSS
+            if best is None or not is_worse(name, scores[-1].get(name), best.get(name), share):
+                continue
+            way = "train again with --end-with best --stop-patience 2"
+            if best.number in CheckpointDirectory(self.model_dir).numbers():
+                back = f"embedps checkpoint rollback {shlex.quote(str(self.model_dir))}"
+                way = f"go back by `{back} --to {best.number}`, or {way}"
+            return [
+                f"ends clearly worse than it was: {_shown(name, scores[-1].get(name))}, "
+                f"{_shown(name, best.get(name))} at step {best.step:,}: {way}"
+            ]
+        return []
+
     def _lines(self) -> list[str]:
         lines = []
         asked = self._asked("metric") or "auc"
@@ -273,8 +303,8 @@ class FitResult:
         )
         best = self.scores.best(metric) if metric else None
         if best is not None and best != self.scores[-1]:
-            value = f"{_TITLES.get(metric, metric)} {best.get(metric):.5f}"
-            lines.append(f"best {value} at step {best.step:,}")
+            lines.append(f"best {_shown(metric, best.get(metric))} at step {best.step:,}")
+        lines += self._lines_of_end(metric)
         if self.recoveries:
             times = "once" if len(self.recoveries) == 1 else f"{len(self.recoveries)} times"
             lines.append(f"recovered from the loss of a server {times}")

@@ -42,8 +42,7 @@ def join(
     if not isinstance(tables, WorkerTables):
         raise ValueError("workers in step have tables of their own kind")
 
-    if config.evaluation.mode == "inline":
-        InlineEvaluation(setup.model, tables, dataset, cluster)
+    InlineEvaluation.of_run(config, setup.model, tables, dataset, cluster)
 
     def run(name: str, rate: float, args: list[object]) -> None:
         try:

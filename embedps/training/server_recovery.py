@@ -59,6 +59,7 @@ class ServerRecovery:
             "a run that is no local cluster (--num-ps)": not asked.num_ps,
             "--sync": asked.num_ps and asked.way(cluster.place) != ASYNCHRONOUS,
             "--eval inline": config.evaluation.mode == "inline",
+            "--inner-share": config.evaluation.inner_share,
             "--watch": setup.ledger.grows,
             "--evicted-rows": config.eviction.evicted_rows is not None,
             "TimeToLive in event time": event_secs_of(setup.model.tables),

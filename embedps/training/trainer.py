@@ -39,6 +39,7 @@ from embedps.scheduling.unit_deaths import SetAsideError
 from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import event_secs_of
+from embedps.training.best_ending import end_with_best
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.callbacks import Callback, Callbacks, stock
 from embedps.training.checkpoint_writer import CheckpointWriter
@@ -46,6 +47,7 @@ from embedps.training.file_watch import FileWatch
 from embedps.training.fit_result import FitResult
 from embedps.training.lost_progress import LostProgress
 from embedps.training.recovery_record import RecoveryRecord
+from embedps.training.run_events import SavedCheckpoint
 from embedps.training.run_metrics import METRICS
 from embedps.training.run_scoring import RunScoring
 from embedps.training.server_recovery import ServerRecovery
@@ -197,19 +199,13 @@ class Trainer:
             Callbacks(
                 setup.directory.path,
                 [*stock(asked), *callbacks],
-                after_step=setup.ledger.first_step_of_rows or -1,
+                after_step=self._first_step,
             ),
             setup.set_dense_rate,
         )
-        inline = None
-        if asked.mode == "inline":
-            inline = InlineEvaluation(
-                setup.model,
-                setup.collection,
-                dataset,
-                self._cluster,
-                every_units=asked.every_units,
-            )
+        inline = InlineEvaluation.of_run(
+            self._config, setup.model, setup.collection, dataset, self._cluster
+        )
         watch = self._make_watch(dataset)
         self._scoring = RunScoring(self._run, recommender, setup.directory, inline)
         self._notices = StopNotices(self._cluster)
@@ -251,6 +247,11 @@ class Trainer:
             ahead_units=2 * self._cluster.num_workers,
             needs_times=bool(event_secs_of(setup.model.tables)),
         )
+
+    @property
+    def _first_step(self) -> int:
+        """The step up to which scores are of other data."""
+        return self._setup.ledger.first_step_of_rows or -1
 
     @property
     def ledger(self) -> Ledger:
@@ -326,6 +327,7 @@ class Trainer:
                 measured = self._measure(time.monotonic() - began)
                 self._close_cluster()
                 problem = scoring.wait(self._notices.stop) if self.finished else None
+                measured |= self._end_with_best()
                 result = self._write_summary({**measured, "evaluator_problem": problem})
                 self._effects.tell(lambda callback, run: callback.on_train_end(run, result))
                 self._effects.deliver(lambda text: None)
@@ -405,6 +407,7 @@ class Trainer:
             },
             "set_aside": ledger.deaths.set_aside,
             "stages_before": ledger.history,
+            "scores_after_step": self._first_step,
             "finished": self.finished,
             "stopped_early": self._effects.reason,
             "learning_rate_factor": self._effects.rate_factor,
@@ -417,19 +420,33 @@ class Trainer:
             "table_statistics": self._loop.table_statistics(),
             "sync": self._loop.sync(),
             "staleness": self._loop.staleness(),
-            "checkpoint": {
-                "number": writer.last.number if writer.last else None,
-                **{f"{kind}s": dict(c) for kind, c in writer.counts.items()},
-            },
+            "checkpoint": {f"{kind}s": dict(c) for kind, c in writer.counts.items()},
             "training": _training_scores(training),
             "recoveries": self._recoveries.completed,
         }
+
+    def _end_with_best(self) -> dict[str, Any]:
+        """Makes the best checkpoint the newest if the config asks for it; gives what changes."""
+        asked, writer = self._config.evaluation, self._setup.writer
+        if asked.end_with != "best" or not self.finished or writer.last is None:
+            return {}
+        found = end_with_best(
+            self._setup.directory, writer.last, asked, after_step=self._first_step
+        )
+        if found is None:
+            return {}
+        writer.last, ended_with = found
+        event = SavedCheckpoint.of(writer.last)
+        self._effects.tell(lambda callback, run: callback.on_checkpoint(run, event))
+        return {"ended_with": ended_with}
 
     def _write_summary(self, result: dict[str, Any]) -> FitResult:
         model_dir = self._setup.directory.path
         path = model_dir / SUMMARY_NAME
         evaluations = read_evaluations(model_dir)
         result["evaluation"] = evaluations[-1] if evaluations else None
+        last = self._setup.writer.last
+        result["checkpoint"] = {"number": last.number if last else None, **result["checkpoint"]}
         result |= self._loop.count_restarts()
         write_json(path, complete(result, read_json(path), self._run.to_json()))
         return FitResult.of(read_json(path), evaluations, model_dir)

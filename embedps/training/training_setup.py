@@ -125,6 +125,10 @@ def set_up(
     asked, steps = config.optimizer, config.cluster
     # First: it divides the CPU, if TensorFlow has not started yet.
     mirrored = make_mirrored_strategy(steps.replicas) if steps.mirrored else None
+    if dataset_fn is not None and config.evaluation.inner_share:
+        raise UsageError(
+            "inner_share is of a dataset's rows, which dataset_fn replaces: leave it out"
+        )
     rows = {"batch_rows": config.batch_size, "unit_rows": config.unit_rows}
     divided = dataset if dataset_fn is None else dataset_fn.divide(dataset, **rows)
     ledger = _make_ledger(divided, config, directory, counts_deaths=cluster.leads)
@@ -320,12 +324,7 @@ def _evicted_writer(
 def _make_ledger(
     dataset: Dataset, config: TrainConfig, directory: CheckpointDirectory, *, counts_deaths: bool
 ) -> Ledger:
-    options = LedgerOptions(
-        batch_rows=config.batch_size,
-        unit_rows=config.unit_rows,
-        shuffle=config.shuffle,
-        seed=config.seed,
-    )
+    options = LedgerOptions.of_run(config)
     watched = check_watch(config)
     deaths = UnitDeaths()
     if counts_deaths:

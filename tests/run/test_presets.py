@@ -8,6 +8,7 @@ import pytest
 
 from embedps.errors import UsageError
 from embedps.run.presets import PRESETS
+from embedps.run.run_flags import RunFlags
 from embedps.train import parse
 
 MODELS = [
@@ -38,6 +39,31 @@ def test_small_gives_each_model_its_own_options(model: str) -> None:
         if hasattr(run.model_config, name):
             assert getattr(run.model_config, name) == value
     assert getattr(run.model_config, "tower_mlp", ()) in ((), (32,))  # not of the preset
+
+
+def test_a_preset_stops_by_rows_of_its_own_unless_the_run_cannot_be_scored_on_them() -> None:
+    asked = parse([*REQUIRED, "--preset=small", "--eval=none"]).config.evaluation
+    assert (asked.inner_share, asked.metric, asked.end_with) == (0.1, "inner_loss", "best")
+    assert asked.stop_patience
+    for flags in (["--eval=sidecar"], ["--inner-share=0"], ["--watch=D", "--eval=none"]):
+        asked = parse([*REQUIRED, "--preset=small", *flags]).config.evaluation
+        assert (asked.inner_share, asked.stop_patience, asked.end_with) == (0, 0, "last")
+        assert asked.metric == "auc"
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ([], "by more than 3% 3 times in a row on 10% of the rows, which it does not train on"),
+        (["--inner-share=0"], "the run watches no rows of its own"),
+    ],
+)
+def test_a_preset_says_in_one_line_what_it_chose(flags: list[str], wanted: str) -> None:
+    read = RunFlags([*REQUIRED, "--preset=small", "--batch-size=64", *flags], "train", "")
+    read.read()
+    assert wanted in read.preset_line
+    assert "batches of 64, at most 20 epochs" in read.preset_line
+    assert "\n" not in read.preset_line
 
 
 def test_flags_and_files_win_over_a_preset(tmp_path: Path) -> None:

@@ -43,6 +43,27 @@ def rows_of(units):
     return [(u.path, u.first_row + i) for u in units for i in range(u.num_rows)]
 
 
+def test_inner_rows_are_the_end_of_each_unit_and_no_row_is_lost():
+    dataset, share = make_listed([[90, 60], [45]]), {"inner_share": 0.3}
+    trained, inner = (take_all(make_ledger(dataset, **share, inner=i)) for i in (False, True))
+    assert sorted(u.num_rows for u in trained) == [32, 42, 63]
+    assert not {*rows_of(trained)} & {*rows_of(inner)}
+    assert sorted(rows_of(trained) + rows_of(inner)) == sorted(
+        rows_of(take_all(make_ledger(dataset)))
+    )
+    state = make_ledger(dataset, **share).state()
+    assert (state["made_of"]["rows"], state["made_of"]["inner_share"]) == (137, 0.3)
+    check_ledger(state, Path("M"))
+    with pytest.raises(CorruptCheckpointError, match="made_of"):
+        check_ledger({**state, "made_of": {**state["made_of"], "inner_share": 2.0}}, Path("M"))
+
+
+def test_run_that_is_told_to_hold_out_inner_rows_goes_on_from_the_next_epoch():
+    ledger, later = make_ledger(epochs=2), make_ledger(epochs=2, inner_share=0.1)
+    later.restore(ledger.state())
+    assert "; inner_share is 0.1, the checkpoint has 0: this holds from" in later.changes[0]
+
+
 row_groups = st.lists(
     st.lists(st.integers(1, 90) | st.just(0), min_size=0, max_size=6), min_size=1, max_size=5
 ).filter(lambda files: any(map(sum, files)))

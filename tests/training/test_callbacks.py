@@ -254,3 +254,12 @@ def test_what_is_no_callback_is_refused(tmp_path, dataset):
 
     with pytest.raises(UsageError, match=r"write class Unit\(embedps.Callback\)"):
         make_trainer(dataset, tmp_path, callbacks=[Unit()])  # type: ignore[list-item]
+
+
+def test_a_score_within_the_tolerance_counts_as_no_worse():
+    best = Best("logloss", tolerance=0.03)
+    since = []
+    for number, loss in enumerate([0.5, 0.514, 0.52, 0.516, 0.51, 0.49, 0.51], 1):
+        best.add(entry(number, 0.5, logloss=loss))
+        since.append(best.evaluations_since)
+    assert (since, best.score) == ([0, 0, 1, 2, 0, 0, 1], 0.49)

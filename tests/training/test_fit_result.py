@@ -186,3 +186,19 @@ def test_plot_without_matplotlib_says_what_to_install(monkeypatch):
     with pytest.raises(UsageError, match=r"pip install 'embedps\[plot\]'") as caught:
         make_result().plot()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("aucs", "after", "told"),
+    [
+        ((0.71, 0.648), -1, True),
+        ((0.71, 0.70), -1, False),
+        ((0.71, 0.648), 0, False),  # the better score is of other data
+        ((0.71, None), -1, False),
+    ],
+)
+def test_end_that_is_clearly_worse_than_the_best_is_told(tmp_path, aucs, after, told):
+    text = str(make_result(aucs=aucs, model_dir=tmp_path, scores_after_step=after))
+    line = "ends clearly worse than it was: AUC 0.64800, AUC 0.71000 at step 0: train again with "
+    assert (line + "--end-with best --stop-patience 2" in text) == told
+    assert ("ends clearly worse" in text) == told

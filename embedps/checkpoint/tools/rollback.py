@@ -12,6 +12,7 @@ import json
 import secrets
 import time
 from pathlib import Path
+from typing import Any
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
@@ -70,16 +71,32 @@ def rollback(directory: CheckpointDirectory, number: int) -> RollbackResult:
                     f"--to must be before the newest manifest, {number}: a run goes on from there"
                 )
             evaluations = _set_evaluations_aside(directory.path, number)
-            committed = dataclasses.replace(
-                manifest,
-                version=0,
-                number=directory.next_number(),
-                wall_time=time.time(),
-                # Who has the rows of a later save must not take the next delta for a continuation.
-                history=secrets.token_hex(8),
-            )
-            directory.commit(committed)
+            committed = _commit(directory, manifest)
     return RollbackResult(manifest=committed, evaluations=evaluations)
+
+
+def commit_again(directory: CheckpointDirectory, manifest: Manifest, **changes: Any) -> Manifest:
+    """Commits a manifest as the newest, with some fields changed, for the run of the directory.
+
+    Raises:
+      CheckpointError: it cannot be written.
+      CorruptCheckpointError: one of its files is absent.
+    """
+    with directory.exclusive():
+        return _commit(directory, dataclasses.replace(manifest, **changes))
+
+
+def _commit(directory: CheckpointDirectory, manifest: Manifest) -> Manifest:
+    committed = dataclasses.replace(
+        manifest,
+        version=0,
+        number=directory.next_number(),
+        wall_time=time.time(),
+        # Who has the rows of a later save must not take the next delta for a continuation.
+        history=secrets.token_hex(8),
+    )
+    directory.commit(committed)
+    return committed
 
 
 def _set_evaluations_aside(path: Path, number: int) -> int:

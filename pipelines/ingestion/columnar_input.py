@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from .bad_lines import BadLine
 from .line_parser import drop_rows
 from .nested_columns import at_paths
 from .path_columns import path_columns, with_path_columns
+from .record_hash import is_plain
 from .text_encoding import kind_of
 
 _BATCH_ROWS = 65536
@@ -29,9 +31,25 @@ _HEAD_BYTES = 512
 _Batches = Iterator[tuple[pa.RecordBatch, float]]
 
 
+class ParsedRows(NamedTuple):
+    """Some rows of a file.
+
+    Attributes:
+      rows: those of the table's `row_schema` that can be read.
+      bad: the others.
+      share: of the file's rows that is read, 0 to 1.
+      records: the file's plain columns of the good rows; None if they were not asked for.
+    """
+
+    rows: pa.RecordBatch
+    bad: list[BadLine]
+    share: float
+    records: pa.RecordBatch | None = None
+
+
 def read_rows(
-    stream: BinaryIO, table: Table, file_name: str
-) -> Iterator[tuple[pa.RecordBatch, list[BadLine], float]]:
+    stream: BinaryIO, table: Table, file_name: str, *, with_records: bool = False
+) -> Iterator[ParsedRows]:
     """Reads a file's rows and bad rows, numbered from 1; a damaged file ends with a bad row.
 
     A declared column that the file lacks may stand in its path: `day=2024-05-01/part-0.parquet`.
@@ -40,9 +58,7 @@ def read_rows(
       stream: the file.
       table: declares the columns.
       file_name: the file's path from the first folder of a column on, and its name in errors.
-
-    Yields:
-      rows, bad rows, and the share of the file's rows that is read, 0 to 1.
+      with_records: whether to read the plain columns too that are not declared.
 
     Raises:
       DatasetError: a declared column is absent, is there twice, or has another type.
@@ -53,7 +69,8 @@ def read_rows(
     in_path = path_columns(file_name, (column.name for column in table.read_columns))
     keys = {column.name: column.keys for column in table.read_columns}
     number, share = 1, 0.0
-    batches = (_read_orc if table.format == "orc" else _read_parquet)(stream, table, in_path)
+    read = _read_orc if table.format == "orc" else _read_parquet
+    batches = read(stream, table, in_path, with_records)
     try:
         while True:
             try:
@@ -68,34 +85,42 @@ def read_rows(
                         "pattern, or declare its format"
                     )
                 empty = pa.RecordBatch.from_pylist([], schema=table.row_schema)
-                yield empty, [BadLine(line=number, reason=reason, raw=b"", ends_file=True)], share
+                bad = [BadLine(line=number, reason=reason, raw=b"", ends_file=True)]
+                yield ParsedRows(empty, bad, share)
                 return
+            found = batch
             batch = at_paths(with_path_columns(batch, in_path), keys)
             rows, reasons = decode_batch(table, batch)
             bad = [
                 BadLine(line=number + row, reason=reasons[row], raw=_to_json(batch, row))
                 for row in sorted(reasons)
             ]
-            yield (drop_rows(rows, reasons) if bad else rows), bad, share
+            if bad:
+                rows, found = drop_rows(rows, reasons), drop_rows(found, reasons)
+            yield ParsedRows(rows, bad, share, found if with_records else None)
             number += batch.num_rows
     except DatasetError as error:
         raise DatasetError(f"{file_name}: {error}") from None
 
 
-def _read_parquet(stream: BinaryIO, table: Table, in_path: dict[str, str | None]) -> _Batches:
+def _read_parquet(
+    stream: BinaryIO, table: Table, in_path: dict[str, str | None], with_records: bool
+) -> _Batches:
     with pq.ParquetFile(stream, page_checksum_verification=True) as file:
-        names = _names_to_read(table, file.schema_arrow.names, in_path)
+        names = _names_to_read(table, file.schema_arrow, in_path, with_records)
         done = 0
         for batch in file.iter_batches(_BATCH_ROWS, columns=names):
             done += batch.num_rows
             yield batch, done / file.metadata.num_rows
 
 
-def _read_orc(stream: BinaryIO, table: Table, in_path: dict[str, str | None]) -> _Batches:
+def _read_orc(
+    stream: BinaryIO, table: Table, in_path: dict[str, str | None], with_records: bool
+) -> _Batches:
     import pyarrow.orc
 
     file = pyarrow.orc.ORCFile(stream)
-    names = _names_to_read(table, file.schema.names, in_path)
+    names = _names_to_read(table, file.schema, in_path, with_records)
     done = 0
     for i in range(file.nstripes):
         stripe = file.read_stripe(i, columns=names)
@@ -105,12 +130,15 @@ def _read_orc(stream: BinaryIO, table: Table, in_path: dict[str, str | None]) ->
             yield batch, done / file.nrows
 
 
-def _names_to_read(table: Table, found: list[str], in_path: dict[str, str | None]) -> list[str]:
-    """Lists the columns of the file that the declared ones are in.
+def _names_to_read(
+    table: Table, schema: pa.Schema, in_path: dict[str, str | None], with_records: bool
+) -> list[str]:
+    """Lists the columns of the file that the declared ones are in, and the plain ones if asked.
 
     Raises:
       DatasetError: the file has one twice, or neither it nor its path has one.
     """
+    found = schema.names
     declared = list(dict.fromkeys(column.keys[0] for column in table.read_columns))
     absent = [name for name in declared if name not in found and name not in in_path]
     if absent:
@@ -125,7 +153,10 @@ def _names_to_read(table: Table, found: list[str], in_path: dict[str, str | None
             f"must have each declared column once, it has {', '.join(repeated)} more than once: "
             "rename or drop the others where the file is written"
         )
-    return [name for name in declared if name in found]
+    plain = [field.name for field in schema if with_records and is_plain(field.type)]
+    once = [name for name, number in Counter(found).items() if number == 1]
+    others = {*plain} & {*once}
+    return [name for name in once if name in others or name in declared]
 
 
 def _to_json(batch: pa.RecordBatch, row: int) -> bytes:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import BinaryIO, TextIO
 
+import numpy as np
 import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
+from numpy.typing import NDArray
 
 from embedps.features.table_schema import TEXT_FORMATS
 
@@ -18,6 +20,7 @@ from .ingest_job import IngestJob
 from .input_files import PACKINGS, InputTask, open_input
 from .kept_texts import TextGatherer
 from .line_blocks import BLOCK_BYTES, ReadAhead, checksum_of
+from .record_hash import hash_lines, hash_records
 from .sorted_runs import SortedRunWriter
 from .text_input import open_lines
 
@@ -57,12 +60,15 @@ class FileParser:
         return self._parse_lines(stream) if is_text else self._parse_columns(stream)
 
     def _parse_lines(self, stream: BinaryIO) -> FileRecord:
+        split = self._job.split
         reader, parser = open_lines(stream, self._table, self._task.name)
         # Starting a thread takes longer than reading a small file.
         blocks = ReadAhead(reader) if self._task.bytes > BLOCK_BYTES else reader
         for block in blocks:
             rows, bad = parser.parse(block)
-            self._add(rows, sorted((*bad, *block.bad), key=_line_number), block.bytes_read)
+            records = hash_lines(parser.records(), split.seed) if split.needs_records else None
+            bad = sorted((*bad, *block.bad), key=_line_number)
+            self._add(rows, bad, block.bytes_read, records)
         # Not closed on an error: closing would wait for the thread that reads ahead.
         stream.close()
         self._undeclared, self._absent = parser.undeclared, parser.absent
@@ -70,15 +76,24 @@ class FileParser:
         return self._record(reader.num_bytes, reader.checksum, lines)
 
     def _parse_columns(self, stream: BinaryIO) -> FileRecord:
-        for rows, bad, share in read_rows(stream, self._table, self._task.name):
-            self._add(rows, bad, round(share * self._task.bytes))
+        split = self._job.split
+        parts = read_rows(stream, self._table, self._task.name, with_records=split.needs_records)
+        for rows, bad, share, found in parts:
+            records = None if found is None else hash_records(found, split.seed)
+            self._add(rows, bad, round(share * self._task.bytes), records)
         stream.close()
         whole = open_input(self._task.path)
         checksum, num_bytes = checksum_of(whole), whole.tell()
         whole.close()
         return self._record(num_bytes, checksum, self._runs.num_rows + self._bad.count)
 
-    def _add(self, rows: pa.RecordBatch, bad: Sequence[BadLine], bytes_read: int) -> None:
+    def _add(
+        self,
+        rows: pa.RecordBatch,
+        bad: Sequence[BadLine],
+        bytes_read: int,
+        records: NDArray[np.uint64] | None,
+    ) -> None:
         for line in bad:
             self._bad_out.write(line.to_json(self._task.name) + "\n")
             self._bad.add(line.line)
@@ -86,7 +101,8 @@ class FileParser:
                 self._damage = line.reason
         self._texts.add(rows)
         if rows.num_rows:
-            held_out = self._job.split.held_out(self._job.table, rows, self._task.held_out)
+            split, table = self._job.split, self._job.table
+            held_out = split.held_out(table, rows, self._task.held_out, records)
             self._runs.add(rows, held_out)
             if not self._job.transforms_digest:
                 self._statistics.add(rows.filter(pa.array(~held_out)))

@@ -56,6 +56,7 @@ class JsonLineParser:
         self._in_path = path_columns(file_name, (column.name for column in self._columns))
         self._others: dict[str, None] = {}
         self.absent: set[str] = self._keys.keys() - self._in_path.keys()
+        self._records: list[bytes] = []
         self._parsed: tuple[dict[str, Sequence[Any]], list[int]] = dict.fromkeys(self._keys, ()), []
 
     @property
@@ -92,6 +93,7 @@ class JsonLineParser:
                 reasons.setdefault(row, f"{column.name} {reason}")
         rows = pa.record_batch(arrays, schema=self._table.row_schema)
         self._parsed = columns, numbers
+        self._records = [line for row, line in enumerate(lines) if row not in reasons]
         bad += [BadLine(line=numbers[r], reason=reasons[r], raw=lines[r]) for r in reasons]
         return (drop_rows(rows, reasons) if reasons else rows), sorted(bad, key=_number)
 
@@ -100,6 +102,10 @@ class JsonLineParser:
         columns, numbers = self._parsed
         texts = [pa.array([*map(_text, columns[name])], pa.string()) for name in names]
         return [(pa.record_batch(texts, names=list(names)), numbers)]
+
+    def records(self) -> list[bytes]:
+        """Returns the last block's lines that are rows, in order."""
+        return self._records
 
     def _values(self, line: bytes, *, is_named: bool) -> Sequence[Any]:
         """Finds the columns' values; raises ValueError if the line is no object, or a path none."""

@@ -50,6 +50,7 @@ class LineParser:
         """Header lines read; they are not rows."""
         self.absent: set[str] = set()
         self._parsed: list[tuple[pa.RecordBatch, Sequence[int]]] = []
+        self._records: list[tuple[Callable[[], Sequence[bytes]], Mapping[int, str]]] = []
         self.undeclared: tuple[str, ...] = ()
         """The columns that the header names and the table does not declare; they are not read."""
 
@@ -62,7 +63,7 @@ class LineParser:
         Raises:
           DatasetError: the file lacks the header that its schema declares.
         """
-        self._parsed = []
+        self._parsed, self._records = [], []
         data, records = block.data, block.records
         if records is None and self._finder is not None and self._quote in data:
             records = self._finder.find(data)
@@ -90,6 +91,15 @@ class LineParser:
     def texts(self, names: Sequence[str]) -> list[tuple[pa.RecordBatch, Sequence[int]]]:
         """Returns columns of what the last block could be split into, and the lines."""
         return [(batch.select(names), numbers) for batch, numbers in self._parsed]
+
+    def records(self) -> list[bytes]:
+        """Returns the last block's records that are rows, in order."""
+        return [
+            record
+            for texts, reasons in self._records
+            for row, record in enumerate(texts())
+            if row not in reasons
+        ]
 
     def _has_quotes(self, data: bytes) -> bool:
         return bool(self._quote) and self._quote in data
@@ -259,6 +269,7 @@ class LineParser:
         """Decodes texts; `texts` gives the records, which only bad ones need."""
         self._parsed.append((batch, numbers))
         rows, reasons = decode_batch(self._table, batch, has_nulls_for_missing=True)
+        self._records.append((texts, reasons))
         if not reasons:
             return rows, []
         lines = texts()

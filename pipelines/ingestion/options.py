@@ -53,14 +53,15 @@ class HeldOut:
 
     eval_fraction: float | None = option(
         None,
-        f"a share of the rows, by a hash of their content (default: {SplitRule.fraction})",
+        f"a share of the rows, by a hash of their records (default: {SplitRule.fraction})",
         least=0,
         below=1,
     )
-    split_key: str | None = option(
-        None,
-        "hash only this column, so that the rows of a key stay together",
+    split_key: tuple[str, ...] = option(
+        (),
+        "hash only these columns, so that the rows of a key stay together",
         metavar="COLUMN",
+        several=True,
     )
     eval_from: str | None = option(None, "the rows from this time on (UTC)", metavar="TIME")
     eval_where: str | None = option(
@@ -72,7 +73,7 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         check(self)
-        by_hash = self.eval_fraction is not None or self.split_key is not None
+        by_hash = self.eval_fraction is not None or bool(self.split_key)
         others = (self.eval_from is not None, self.eval_where is not None, bool(self.eval_input))
         if sum([by_hash, *others]) > 1:
             raise UsageError(
@@ -96,7 +97,7 @@ class HeldOut:
         if self.eval_input:
             return SplitRule(seed=seed, fraction=None)
         fraction = SplitRule.fraction if self.eval_fraction is None else self.eval_fraction
-        return SplitRule(seed=seed, fraction=fraction, key=self.split_key or "")
+        return SplitRule(seed=seed, fraction=fraction, keys=self.split_key)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Decides which rows are held out: by a hash of the row or a key, by time, by value, or by file."""
+"""Decides which rows are held out: by a hash of the record or of keys, by time, value or file."""
 
 from __future__ import annotations
 
@@ -19,34 +19,53 @@ from embedps.splitmix import GOLDEN, mix, seed_hashes
 class SplitRule:
     """The rule that splits rows into train and eval.
 
-    By default, a row's content and the seed decide its split. Equal rows are then always in the
-    same split, for any runner, order of rows and division into files.
+    By default, the seed and the record that a row is read of decide its split: its line, or all
+    plain values of a record of another format. So a row stays in its split when the schema declares
+    another column, and equal records are in one split, for any runner, order and division into
+    files.
 
     Attributes:
       seed: seeds the hash.
       fraction: the share of hashes held out; None if time or the file decides.
-      key: the only column to hash, so that rows of one key are in the same split.
+      keys: the only columns to hash, so that rows of equal keys are in the same split.
       from_ms: hold out the rows of this time (milliseconds since 1970) and later.
       where: hold out the rows where a column has a value: its name and the value as a text.
     """
 
     seed: int = 0
     fraction: float | None = 0.1
-    key: str = ""
+    keys: tuple[str, ...] = ()
     from_ms: int | None = None
     where: tuple[str, str] | None = None
 
     def check(self, table: Table) -> None:
         """Raises UsageError if the table lacks the column that the rule needs."""
-        if self.key and table.column(self.key).role not in ("key", "categorical"):
-            raise UsageError(f"--split-key {self.key} must be a key or categorical column")
+        for key in self.keys:
+            if table.column(key).role not in ("key", "categorical"):
+                raise UsageError(f"--split-key {key} must be a key or categorical column")
         if self.from_ms is not None and table.role("timestamp") is None:
             raise UsageError("--eval-from needs a timestamp column in the schema")
         if self.where is not None:
             self._value(table)
 
-    def held_out(self, table: Table, rows: pa.RecordBatch, eval_file: bool) -> NDArray[np.bool_]:
-        """Tells which rows are held out; `eval_file`: their file is an --eval-input."""
+    @property
+    def needs_records(self) -> bool:
+        """Whether the records that rows are read of decide."""
+        return bool(self.fraction) and not self.keys
+
+    def held_out(
+        self,
+        table: Table,
+        rows: pa.RecordBatch,
+        eval_file: bool,
+        records: NDArray[np.uint64] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Tells which rows are held out.
+
+        Args:
+          eval_file: whether their file is an --eval-input.
+          records: hashes of the rows' records, if the rule needs them.
+        """
         if self.from_ms is not None:
             time = table.role("timestamp")
             name = time.name if time is not None else ""
@@ -56,9 +75,12 @@ class SplitRule:
             return np.asarray(rows.column(self.where[0]).to_numpy() == value)
         if self.fraction is None:
             return np.full(rows.num_rows, eval_file)
+        if not self.fraction:
+            return np.zeros(rows.num_rows, np.bool_)
         limit = np.uint64(min(int(self.fraction * 2.0**64), (1 << 64) - 1))
-        names = [self.key] if self.key else rows.schema.names
-        return hash_rows([rows.column(name) for name in names], self.seed) < limit
+        if self.keys:
+            records = hash_rows([rows.column(name) for name in self.keys], self.seed)
+        return np.asarray(records < limit)
 
     @property
     def must_hold_rows(self) -> bool:
@@ -80,7 +102,8 @@ class SplitRule:
         return {
             "seed": self.seed,
             "eval_fraction": self.fraction,
-            "split_key": self.key,
+            "split_key": [*self.keys] if len(self.keys) > 1 else "".join(self.keys),
+            **({"split_by": "record"} if self.needs_records else {}),
             "eval_from_ms": self.from_ms,
             **({"eval_where": [*self.where]} if self.where is not None else {}),
         }

@@ -55,7 +55,7 @@ def test_shards_hold_what_the_plain_function_makes_of_the_raw_rows(tmp_path: Pat
 def test_features_are_those_of_a_plain_python_twin(tmp_path: Path):
     records = make_records(400)
     write_csv(tmp_path / "a.csv", records)
-    dataset = make(load(tmp_path), tmp_path / "a.csv", tmp_path / "out", split_key="user")
+    dataset = make(load(tmp_path), tmp_path / "a.csv", tmp_path / "out", split_key=("user",))
     transforms = Transforms.load(tmp_path / "out")
     # The statistics are of the rows to train on only: those whose user is not held out.
     everything = transforms.apply(as_texts(records)).to_pylist()
@@ -136,7 +136,8 @@ def as_json(table: pa.Table) -> list[bytes]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A dataset of 250 records, and a.csv with them beside its directory."""
     folder = tmp_path_factory.mktemp("plain")
-    return make(load(folder), write_csv(folder / "a.csv", make_records(250)), folder / "set")
+    log = write_csv(folder / "a.csv", make_records(250))
+    return make(load(folder), log, folder / "set", split_key=("user",))
 
 
 @pytest.mark.parametrize(
@@ -165,12 +166,54 @@ def test_any_packing_and_parquet_give_the_same_rows(tmp_path: Path, plain: Datas
             pq.write_table(pa.table(columns), tmp_path / name, row_group_size=64)
     else:
         write_log(tmp_path / name, (plain.directory.parent / "a.csv").read_bytes().splitlines())
-    other = make(table, tmp_path / name, tmp_path / "other")
+    # A hash of the record is that of its format; a hash of a key is that of its value.
+    other = make(table, tmp_path / name, tmp_path / "other", split_key=("user",))
     assert other.splits == plain.splits
     for split in ("train", "eval"):
         assert read_split(other, split).equals(read_split(plain, split)) or as_rows(
             read_split(other, split)
         ) == as_rows(read_split(plain, split))
+
+
+LOG = ("y", "u", "x", "text", "day")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "orc"])
+def test_rows_stay_in_their_split_when_the_schema_declares_more(tmp_path: Path, kind: str):
+    rng = np.random.default_rng(3)
+    rows = [
+        dict(zip(LOG, (i % 2, i, float(x), f"{x:.1f}", f"2024-01-0{1 + i % 9}"), strict=True))
+        for i, x in enumerate(rng.normal(size=300))
+    ]
+    rows += rows[:100]  # equal rows stay together, in whatever file
+    for name, part in (("a", rows[:250]), ("b", rows[250:])):
+        data = pa.Table.from_pylist(part)
+        if kind == "csv":
+            lines = [",".join(map(str, row.values())).encode() for row in part]
+            write_log(tmp_path / f"in/{name}.csv", [",".join(LOG).encode(), *lines])
+        elif kind == "jsonl":
+            write_log(tmp_path / f"in/{name}.jsonl", as_json(data))
+        else:
+            (tmp_path / "in").mkdir(exist_ok=True)
+            (pq if kind == "parquet" else pyarrow.orc).write_table(data, tmp_path / f"in/{name}.x")
+    columns = [
+        {"name": "y", "as": "label"},
+        {"name": "u", "as": "key", "type": "integer", "keep": True},
+        {"name": "x", "as": "numeric"},
+        {"name": "text", "as": "categorical", "type": "string"},
+        {"name": "day", "as": "timestamp", "format": "%Y-%m-%d"},
+    ]
+    held = []
+    for count in (3, 4, 5):
+        table = Table.parse({"format": kind, "column": columns[:count]})
+        if kind == "csv":
+            table = Table.parse({"header": True, "column": columns[:count]})
+        dataset = make(table, tmp_path / "in", tmp_path / f"out-{count}", eval_fraction=0.3)
+        eval_users = read_split(dataset, "eval")["u"].to_pylist()
+        assert not set(eval_users) & set(read_split(dataset, "train")["u"].to_pylist())
+        held.append(sorted(eval_users))
+    assert held[0] == held[1] == held[2]
+    assert 60 < len(held[0]) < 180
 
 
 def test_rows_of_a_value_are_held_out_and_must_be_there(tmp_path: Path):

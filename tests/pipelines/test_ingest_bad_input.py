@@ -252,7 +252,7 @@ def test_rows_that_do_not_add_up_fail_the_job(tmp_path: Path, monkeypatch: pytes
         LineParser, "parse", lambda self, block: (parse(self, block)[0].slice(1), [])
     )
     with pytest.raises(DatasetError, match="40 were read, 39 written and 0 set aside"):
-        make(Table.load("criteo"), log, tmp_path / "out")
+        make(Table.load("criteo"), log, tmp_path / "out", eval_fraction=0.0)
     assert not (tmp_path / "out/_dataset.json").exists()
 
 

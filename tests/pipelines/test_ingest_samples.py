@@ -50,7 +50,7 @@ def test_real_avazu_sample_is_read_whole(samples: Path, tmp_path: Path):
 def test_real_movielens_sample_is_read_whole_and_sorted(samples: Path, tmp_path: Path):
     path = samples / "movielens_100k_u.data.gz"
     rows = sample_rows(path)
-    dataset = make(Table.load("movielens_100k"), path, tmp_path / "out", split_key="user_id")
+    dataset = make(Table.load("movielens_100k"), path, tmp_path / "out", split_key=("user_id",))
     assert sum(split.rows for split in dataset.splits.values()) == len(rows) == 100_000
     positives = sum(int(row[2]) >= 4 for row in rows)
     assert sum(split.positives for split in dataset.splits.values()) == positives

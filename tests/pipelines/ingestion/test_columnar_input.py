@@ -35,7 +35,7 @@ def read(
     (pq if kind == "parquet" else orc).write_table(data, sink)
     table = Table.parse({"format": kind, "column": [LABEL, *columns]})
     rows, bad, shares = [], [], []
-    for batch, more, share in read_rows(io.BytesIO(sink.getvalue()), table, name):
+    for batch, more, share, _ in read_rows(io.BytesIO(sink.getvalue()), table, name):
         rows += batch.to_pylist()
         bad += more
         shares.append(share)
@@ -113,6 +113,6 @@ def test_column_in_the_path_is_read_if_it_is_declared_and_not_in_the_file(kind: 
 
 def test_file_of_another_kind_is_told_by_its_kind(tmp_path: Path):
     table = Table.parse({"format": "parquet", "column": [LABEL, USER]})
-    ((rows, (line,), _),) = read_rows(io.BytesIO(b"clicked,user\n0,a\n" * 9), table, "a.csv")
+    ((rows, (line,), _, _),) = read_rows(io.BytesIO(b"clicked,user\n0,a\n" * 9), table, "a.csv")
     assert (rows.num_rows, line.ends_file) == (0, True)
     assert line.reason.startswith("the file must be Parquet, but it is text: leave it out by a pat")

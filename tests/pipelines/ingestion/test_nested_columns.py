@@ -32,7 +32,7 @@ def read(kind: str, *columns: dict[str, Any], data: pa.Table = DATA) -> list[dic
     WRITE[kind](data, sink)
     table = Table.parse({"format": kind, "column": [{"name": "y", "as": "label"}, *columns]})
     found = read_rows(io.BytesIO(sink.getvalue()), table, "a")
-    return [row for batch, bad, _ in found for row in [*batch.to_pylist(), *bad]]
+    return [row for batch, bad, _, _ in found for row in [*batch.to_pylist(), *bad]]
 
 
 @pytest.mark.parametrize("kind", WRITE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,6 +12,7 @@ from embedps.errors import UsageError
 from embedps.features.table_columns import LIST_TYPE
 from embedps.features.table_schema import Table
 from embedps.pipelines.ingestion.options import parse_options
+from embedps.pipelines.ingestion.record_hash import hash_lines, hash_records
 from embedps.pipelines.ingestion.splits import SplitRule, hash_rows
 
 TABLE = Table.parse(
@@ -40,6 +43,10 @@ def make_rows(num_rows: int, seed: int = 0) -> pa.RecordBatch:
     return pa.record_batch(columns, schema=TABLE.row_schema)
 
 
+def by_record(rule: SplitRule, rows: pa.RecordBatch) -> np.ndarray:
+    return rule.held_out(TABLE, rows, False, hash_records(rows, rule.seed))
+
+
 def hashes(rows: pa.RecordBatch, seed: int) -> np.ndarray:
     return hash_rows(rows.columns, seed)
 
@@ -68,29 +75,67 @@ def test_hash_of_lists_depends_on_their_order_and_lengths():
     assert len(set(hash_rows([pa.array(lists, LIST_TYPE)], 0).tolist())) == len(lists)
 
 
+def test_hash_of_a_record_is_of_its_plain_values_only():
+    day = dt.date(2024, 1, 2)
+    columns = {
+        "n": pa.array([1, 2, None, 2], pa.int32()),
+        "f": pa.array([0.5, None, 2.0, None], pa.float32()),
+        "t": pa.array(["a", "b", None, "b"]),
+        "d": pa.array([day, None, day, None]),
+        "b": pa.array([True, None, False, None]),
+    }
+    rows = pa.record_batch(columns)
+    found = hash_records(rows, 5)
+    assert len({*found.tolist()}) == 3
+    assert found[1] == found[3]
+    wider = {
+        "tags": pa.array([[1], [2], [3], [4]]),
+        "raw": pa.array([b"a", b"b", b"c", b"d"]),
+        "none": pa.array([None] * 4, pa.string()),
+        "t": columns["t"].dictionary_encode(),
+        "b": columns["b"],
+        "d": columns["d"],
+        "n": columns["n"].cast(pa.int64()),
+        "f": columns["f"].cast(pa.float64()),
+    }
+    np.testing.assert_array_equal(hash_records(pa.record_batch(wider), 5), found)
+    for name in columns:
+        fewer = pa.record_batch({n: c for n, c in columns.items() if n != name})
+        assert hash_records(fewer, 5)[0] != found[0]
+    swapped = pa.record_batch({"x": [1, 2], "y": [2, 1]})
+    assert len({*hash_records(swapped, 0).tolist()}) == 2
+
+
+def test_hash_of_lines_is_of_their_bytes_and_the_seed():
+    lines = [b"a,1", b"a,2", b"a,1", b""]
+    found = hash_lines(lines, 3).tolist()
+    assert found[0] == found[2]
+    assert len({*found, *hash_lines(lines, 4).tolist()}) == 6
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.999])
 def test_held_out_share_is_the_fraction(fraction: float):
     rule = SplitRule(seed=7, fraction=fraction)
-    held_out = rule.held_out(TABLE, make_rows(40_000), False).mean()
+    held_out = by_record(rule, make_rows(40_000)).mean()
     # Five standard deviations of a binomial share.
     assert abs(held_out - fraction) <= 5 * np.sqrt(fraction * (1 - fraction) / 40_000)
 
 
 def test_seeds_give_independent_splits():
     rows = make_rows(40_000)
-    first, second = (SplitRule(seed=s, fraction=0.3).held_out(TABLE, rows, False) for s in (0, 1))
+    first, second = (by_record(SplitRule(seed=s, fraction=0.3), rows) for s in (0, 1))
     assert abs((first & second).mean() - 0.09) < 5 * np.sqrt(0.09 * 0.91 / 40_000)
 
 
 def test_larger_fraction_holds_out_the_same_rows_and_more():
     rows = make_rows(5_000)
-    small, large = (SplitRule(fraction=f).held_out(TABLE, rows, False) for f in (0.1, 0.2))
+    small, large = (by_record(SplitRule(fraction=f), rows) for f in (0.1, 0.2))
     assert (large[small]).all()
 
 
 def test_rows_of_a_key_stay_together():
     rows = make_rows(3_000)
-    held_out = SplitRule(fraction=0.4, key="user").held_out(TABLE, rows, False)
+    held_out = SplitRule(fraction=0.4, keys=("user",)).held_out(TABLE, rows, False)
     users = rows.column("user").to_numpy()
     assert set(users[held_out]) | set(users[~held_out]) == set(range(50))
     assert set(users[held_out]) & set(users[~held_out]) == set()
@@ -142,7 +187,7 @@ def test_flags_make_the_rule():
     at = parse_options([*flags, "--eval-from=1970-01-02"]).split
     assert at == SplitRule(seed=4, fraction=None, from_ms=86_400_000)
     key = parse_options([*flags, "--split-key=device_ip", "--eval-fraction=0.3"]).split
-    assert key == SplitRule(seed=4, fraction=0.3, key="device_ip")
+    assert key == SplitRule(seed=4, fraction=0.3, keys=("device_ip",))
     where = parse_options([*flags, "--eval-where=device_ip=0a"]).split
     assert where == SplitRule(seed=4, fraction=None, where=("device_ip", "0a"))
     files = parse_options([*flags, "--eval-input", "x"])

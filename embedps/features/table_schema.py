@@ -56,6 +56,7 @@ _COLUMN_SETTINGS = {
     **dict.fromkeys(("type", "separator", "format", "task"), str),
     **dict.fromkeys(("keep", "flatten"), bool),
 }
+_CSV_SETTINGS = ("delimiter", "header", "quote")
 _SOURCES = ("numeric", "categorical", "list", "timestamp")
 
 
@@ -214,6 +215,13 @@ class Table:
         except (ValueError, RecursionError) as error:  # ValueError: not TOML, or not UTF-8
             raise UsageError(f"--schema {name_or_path}: must be TOML: {error}") from None
         try:
+            format_ = node.get("format", cls.format)
+            # Not in `parse`: the stored form has them, whatever the format.
+            if format_ in FORMATS[1:] and (own := [n for n in _CSV_SETTINGS if n in node]):
+                raise UsageError(
+                    f"{', '.join(own)} must not be there for format = {format_!r}, as only csv has "
+                    "such a setting: leave it out"
+                )
             return cls.parse({"name": path.stem} | node)
         except UsageError as error:
             raise UsageError(f"--schema {name_or_path}: {error}") from None

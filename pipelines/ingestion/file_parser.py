@@ -20,6 +20,7 @@ from .ingest_job import IngestJob
 from .input_files import PACKINGS, InputTask, open_input
 from .kept_texts import TextGatherer
 from .line_blocks import BLOCK_BYTES, ReadAhead, checksum_of
+from .path_columns import check_path_columns
 from .record_hash import hash_lines, hash_records
 from .sorted_runs import SortedRunWriter
 from .text_input import open_lines
@@ -102,6 +103,7 @@ class FileParser:
         self._texts.add(rows)
         if rows.num_rows:
             split, table = self._job.split, self._job.table
+            check_path_columns(table, rows, self._task.name)
             held_out = split.held_out(table, rows, self._task.held_out, records)
             self._runs.add(rows, held_out)
             if not self._job.transforms_digest:

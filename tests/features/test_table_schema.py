@@ -188,3 +188,17 @@ def test_table_may_have_no_label():
     table = Table.parse({"column": columns})
     assert table.output_schema.names == ["item", "history"]
     assert Table.parse(table.to_json()) == table
+
+
+@pytest.mark.parametrize("kind", ["parquet", "orc", "jsonl"])
+@pytest.mark.parametrize("setting", ['delimiter = ","', "header = false", 'quote = ""'])
+def test_a_setting_of_csv_is_refused_for_another_format(tmp_path: Path, kind: str, setting: str):
+    path = tmp_path / "a.toml"
+    columns = '[[column]]\nname = "x"\nas = "numeric"\n'
+    path.write_text(f'format = "{kind}"\n{setting}\n{columns}')
+    name = setting.split()[0]
+    with pytest.raises(UsageError, match=f"{name} must not be there for format = '{kind}'"):
+        Table.load(str(path))
+    path.write_text(f'format = "{kind}"\n{columns}')
+    table = Table.load(str(path))
+    assert Table.parse(table.to_json()) == table

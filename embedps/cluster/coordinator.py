@@ -1,12 +1,19 @@
-"""Runs units on the workers of a TensorFlow cluster, through its ClusterCoordinator."""
+"""Runs units on the workers of a TensorFlow cluster: each has a thread that takes calls.
+
+TensorFlow's ClusterCoordinator does so too, for a cluster that does not change (see membership.py).
+It takes tf.functions only, does not tell which worker runs one, or how often, and a worker that
+stops answering can block all others.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -20,40 +27,20 @@ from embedps.cluster.call_tracker import CallTracker
 from embedps.cluster.health import HealthMonitor, use_own_executor
 from embedps.cluster.interface import Cluster, LostServer, OnDeath, ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
+from embedps.cluster.membership import Membership
 from embedps.cluster.server_replacement import ServerReplacement
 from embedps.cluster.variable_placement import VariablePlacement
 from embedps.cluster.worker_losses import WorkerLosses, WorkerNews
 from embedps.console import tf_logging
 from embedps.engine.steps.ways import Place
 from embedps.errors import ClusterError, ServerLostError, UsageError
-from embedps.kernels.tasks import TaskId, check_task
+from embedps.kernels.tasks import TaskId, check_task, device_of
 
 _TICK_SECS = 0.2
 
 
-class _WorkerClosure(cluster_coordinator.Closure):
-    """A function that the coordinator calls with a worker's index, on that worker's thread.
-
-    It is called once per attempt. It takes a call from the queue only then: a lost worker's call
-    may be more urgent than those that were queued meanwhile. The coordinator's public `schedule`
-    takes tf.functions only, and does not tell which worker runs one, or how often. Also, after each
-    closure of its own, a thread waits for everything on the executor that all threads share.
-    Tensors of workers are freed there, so one worker that stopped answering at that moment would
-    block all others.
-    """
-
-    def __init__(self, run: Callable[[int], None]) -> None:
-        super().__init__(run, cancellation_mgr=None)
-
-    def execute_on(self, worker: Any) -> None:
-        """Runs one attempt on a worker."""
-        use_own_executor()
-        with tf.device(worker.device_name):
-            self._function(worker.worker_index)
-
-
 class CoordinatorCluster(Cluster):
-    """A cluster of workers and parameter servers over gRPC, on TensorFlow's ClusterCoordinator.
+    """A cluster of workers and parameter servers over gRPC; workers come and go.
 
     Every task must load the kernels before it starts to serve, as `embedps.server` does.
     """
@@ -68,6 +55,7 @@ class CoordinatorCluster(Cluster):
         server_timeout_secs: float,
         wait_secs: float,
         num_shards: int = 0,
+        workers: Mapping[int, str] | None = None,
         processes: LocalProcesses | None = None,
         on_lost: Callable[[ClusterError], None] = lambda error: None,
     ) -> None:
@@ -75,6 +63,8 @@ class CoordinatorCluster(Cluster):
 
         Args:
           resolver: names the tasks; this process is the chief.
+          workers: the address by index of each worker that may be there, now or later; by default
+            those of the resolver.
           server_timeout_secs: a server that does not answer for this long counts as dead. A dead
             worker is skipped, or killed if this process started it. A dead parameter server means
             that the cluster is lost.
@@ -102,34 +92,49 @@ class CoordinatorCluster(Cluster):
         self.strategy = tf.distribute.ParameterServerStrategy(resolver)
         if own is not None:
             check_listening(own)
-        tasks = [(job, index) for job in ("ps", "worker") for index in range(jobs[job])]
-        for task in tasks:
+        # With ClusterCoordinator, it would be set.
+        self.strategy.extended._used_with_coordinator = True
+        known = spec.task_indices("worker")
+        there: list[TaskId] = [("ps", index) for index in spec.task_indices("ps")]
+        tasks = {task: spec.task_address(*task) for task in there}
+        for task in [*there, *(("worker", index) for index in known)]:
             with suppress(tf.errors.OpError):  # it is lost: if it comes back, it is checked then
                 check_task(task)
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        places = workers or {index: spec.task_address("worker", index) for index in known}
+        tasks.update({("worker", index): address for index, address in places.items()})
         self.num_ps = jobs["ps"]
-        self.num_workers = jobs["worker"]
+        self.num_workers = len(places)
         self.can_lose_workers = True
         self.shard_devices: Sequence[str] = [
             f"/job:ps/replica:0/task:{shard % jobs['ps']}/device:CPU:0"
             for shard in range(num_shards or jobs["ps"])
         ]
         self._schedule_lock = threading.Lock()  # a function's first call traces it
-        self._queue = CallQueue()  # as many calls as there are closures in the coordinator's queue
+        self._queue = CallQueue()
         self.server_timeout_secs = server_timeout_secs
         self._processes = processes
         self._on_lost = on_lost
         self._calls = CallTracker(wait_secs=wait_secs)
         self._losses = WorkerLosses()
-        self._health = HealthMonitor(tasks, timeout_secs=server_timeout_secs)
         self._closed = threading.Event()
+        self._news: list[str] = []
+        self._health = HealthMonitor(
+            tasks,
+            timeout_secs=server_timeout_secs,
+            is_known=lambda task: task[0] == "ps" or self._members.number(task[1]) is not None,
+        )
+        self._members = Membership(self._health, places, known=known, on_join=self._joined)
         self._placement = VariablePlacement(self.num_ps)
         self._traced: weakref.WeakSet[Any] = weakref.WeakSet()
         self._replacement = (
             None
             if processes is None
-            else ServerReplacement(processes, self._coordinator, self.lost_workers)
+            else ServerReplacement(processes, self._members.refresh, self.lost_workers)
         )
+        for worker in places:
+            self._start_thread(worker)
+        if processes is not None:
+            processes.on_place = self._place
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
 
@@ -161,7 +166,7 @@ class CoordinatorCluster(Cluster):
             call.cancel()
             raise
 
-        def attempt(worker: int) -> None:
+        def attempt(worker: int, number: int) -> None:
             cancellations = cancellation.CancellationManager()
             call.begin(worker, cancellations.start_cancel)
             if call.done():  # only now, so that an interruption meets this or the function
@@ -185,7 +190,7 @@ class CoordinatorCluster(Cluster):
                     lost.__cause__ = error
                     call.end(error=lost)
                     return
-                if _is_of_worker(error):
+                if self._members.number(worker) != number or _is_of_worker(error):
                     self._calls.count_lost_attempt()
                     self._losses.lost(worker)
                     cause = None if on_death is None or self._is_closed else on_death()
@@ -202,20 +207,65 @@ class CoordinatorCluster(Cluster):
                 self._processes.unit_ended(worker)
 
         self._queue.put(attempt, order=order)
-        self._coordinator._cluster.closure_queue.put(_WorkerClosure(self._run_next))
         return call
 
-    def _run_next(self, worker: int) -> None:
-        """Runs the next call on a worker; if that is lost, the coordinator calls this again."""
-        if ("worker", worker) in self._health.draining():
-            self._health.allow_shutdown(("worker", worker))
-            raise tf.errors.UnavailableError(None, None, f"/job:worker/task:{worker} drains")
-        order, attempt = self._queue.take()
-        try:
-            attempt(worker)
-        except BaseException:
-            self._queue.put(attempt, order=order)
-            raise
+    def _start_thread(self, worker: int) -> None:
+        threading.Thread(
+            target=self._run_calls, args=(worker,), name=f"worker {worker}", daemon=True
+        ).start()
+
+    def _run_calls(self, worker: int) -> None:
+        """Runs one call after the other on a worker, while it is there; waits while it is not."""
+        use_own_executor()
+        task: TaskId = ("worker", worker)
+        while (number := self._members.await_member(worker)) is not None:
+            if task in self._health.draining():
+                self._health.allow_shutdown(task)
+                while task in self._health.draining():
+                    time.sleep(_TICK_SECS)
+                self._members.lost(worker, number)
+                continue
+            taken = self._queue.take(partial(self._takes_calls, worker, number))
+            if taken is None:
+                continue
+            order, attempt = taken
+            try:
+                with tf.device(device_of(task)):
+                    attempt(worker, number)
+            except BaseException as error:
+                self._queue.put(attempt, order=order)  # for another worker
+                if not isinstance(error, tf.errors.CancelledError):
+                    self._members.lost(worker, number)
+            finally:
+                self._queue.ended()
+
+    def _takes_calls(self, worker: int, number: int) -> bool:
+        """Tells whether a worker is there, as of a number of its membership, and stays."""
+        is_member = self._members.number(worker) == number
+        return is_member and ("worker", worker) not in self._health.draining()
+
+    def _place(self, worker: int, address: str | None) -> None:
+        """Takes where a worker may be from now on; None if it left for good."""
+        self._members.place(worker, address)
+        if address is None:
+            self._health.remove(("worker", worker))
+            self.num_workers -= 1
+            self._news.append(f"worker {worker} left: {self._describe_workers()}")
+        else:
+            self._health.add(("worker", worker), address)
+            self.num_workers += 1
+            self._start_thread(worker)
+
+    def _joined(self, worker: int) -> None:
+        self._news.append(f"worker {worker} joined: {self._describe_workers()}")
+
+    def _describe_workers(self) -> str:
+        return f"{self.present_workers} of {self.num_workers} workers are there"
+
+    @property
+    def present_workers(self) -> int:
+        """How many workers are there now; at least 1."""
+        return max(1, len(self._members.members()))
 
     def fetch(self, result: ScheduledCall) -> Any:
         """Waits for a function's values and returns them."""
@@ -234,14 +284,14 @@ class CoordinatorCluster(Cluster):
         if self._replacement is not None:
             self._replacement.await_server(
                 lost,
-                is_busy=lambda: any(map(self._calls.is_busy, range(self.num_workers))),
+                is_idle=self._queue.is_idle,
                 settle_secs=self.server_timeout_secs,
             )
 
     def await_workers(self, lost: LostServer) -> None:
         """Waits until all workers reach a server that serves again."""
         if self._replacement is not None:
-            self._replacement.await_workers(lost, self.num_workers)
+            self._replacement.await_workers(lost, self._members.members())
 
     def give_up(self, error: ServerLostError) -> None:
         """Ends the processes: the cluster cannot go on."""
@@ -264,13 +314,18 @@ class CoordinatorCluster(Cluster):
     def lost_workers(self) -> Set[int]:
         """Returns the workers that cannot be reached or do not answer."""
         tasks = self._health.unresponsive() | self._health.unreachable()
-        return {index for job, index in tasks if job == "worker"}
+        return self._members.gone() | {index for job, index in tasks if job == "worker"}
 
     def worker_news(self) -> list[WorkerNews]:
         """Returns which workers were lost, or work again, since the last call."""
         for worker in self.lost_workers():
             self._losses.lost(worker)
         return self._losses.take()
+
+    def news(self) -> list[str]:
+        """Returns lines, since the last call: which workers joined or left."""
+        news, self._news = self._news, []
+        return news
 
     def draining(self) -> Set[TaskId]:
         """Returns the servers that got a shutdown notice and wait for `allow_shutdown`."""
@@ -287,16 +342,17 @@ class CoordinatorCluster(Cluster):
 
     def done(self) -> bool:
         """Tells whether every scheduled function has ended."""
-        return bool(self._coordinator.done())
+        return self._queue.is_idle()
 
     def join(self) -> None:
         """Waits until every scheduled function has ended."""
-        self._coordinator.join()
+        self._queue.join()
 
     def close(self) -> None:
         """Stops watching the servers, and ends the local processes if there are any."""
         self._closed.set()
         self._health.close()
+        self._members.close()
         if self._processes is not None:
             self._processes.close()
 

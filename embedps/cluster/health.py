@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from itertools import compress
 
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
@@ -38,22 +40,63 @@ def wait_until_serving(
     """
     deadline = time.monotonic() + secs
     for task, address in addresses.items():
-        host, _, port = address.rpartition(":")
         while True:
             check(task)
             try:
-                with socket.create_connection((host.strip("[]"), int(port)), timeout=1) as link:
-                    link.sendall(_HELLO)
-                    if link.recv(1):
-                        break
-                    raise ConnectionError("it closes connections")
-            except OSError as error:  # the process or host may not exist yet, or may be stopped
+                _greet(address)
+                break
+            except OSError as error:
                 if time.monotonic() > deadline:
                     raise ServerLostError(
                         f"waited {secs:.0f} s for {task[0]} {task[1]} to serve at {address} "
                         f"({error})"
                     ) from error
                 time.sleep(0.05)
+
+
+def wait_for_some(addresses: Mapping[int, str], *, least: int, secs: float) -> set[int]:
+    """Waits until so many workers answer; returns all that do.
+
+    Args:
+      addresses: by worker its "host:port".
+      least: how many must answer.
+      secs: the longest wait.
+
+    Raises:
+      ServerLostError: fewer answered in time.
+    """
+    deadline = time.monotonic() + secs
+    with concurrent.futures.ThreadPoolExecutor(min(len(addresses), 32), "look") as pool:
+        while True:
+            found = set(compress(addresses, pool.map(_serves, addresses.values())))
+            if len(found) >= least:
+                return found
+            if time.monotonic() > deadline:
+                raise ServerLostError(
+                    f"waited {secs:.0f} s for {least} workers to serve, and {len(found)} do"
+                )
+            time.sleep(0.05)
+
+
+def _greet(address: str) -> None:
+    """Checks that a server answers.
+
+    Raises:
+      OSError: its process or host may not exist yet, or may be stopped.
+    """
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=1) as link:
+        link.sendall(_HELLO)
+        if not link.recv(1):
+            raise ConnectionError("it closes connections")
+
+
+def _serves(address: str) -> bool:
+    try:
+        _greet(address)
+    except OSError:
+        return False
+    return True
 
 
 def use_own_executor() -> None:
@@ -66,14 +109,29 @@ def use_own_executor() -> None:
 class HealthMonitor:
     """Probes servers and keeps their last answers; a stopped or deadlocked one gives none."""
 
-    def __init__(self, tasks: Iterable[TaskId], *, timeout_secs: float) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[TaskId, str],
+        *,
+        timeout_secs: float,
+        is_known: Callable[[TaskId], bool] = lambda task: True,
+    ) -> None:
         """Starts to probe; a server is unresponsive after `timeout_secs` without an answer.
 
         While this process does not run (it is stopped, or its machine sleeps), no time passes.
+
+        Args:
+          tasks: maps each task to its "host:port".
+          is_known: tells whether a task is of TensorFlow's cluster, and has not been lost; of
+            others `serving` tells whether they answer.
         """
         self._timeout_secs = timeout_secs
+        self._is_known = is_known
         self._ran_secs = 0.0  # time that this process ran, give or take a tick
-        self._lock = threading.Lock()  # guards the six below
+        self._lock = threading.Lock()  # guards the nine below
+        self._addresses: dict[TaskId, str] = {}
+        self._probed: set[TaskId] = set()  # that have a thread
+        self._serving: set[TaskId] = set()  # not known, and answered
         self._foreign: ClusterError | None = None
         self._alive: set[TaskId] = set()  # answered the last probe
         self._pending: dict[TaskId, float] = {}  # by `_ran_secs`: when an open probe began
@@ -82,10 +140,29 @@ class HealthMonitor:
         self._may_shut_down: set[TaskId] = set()
         self._closed = threading.Event()
         threading.Thread(target=self._keep_time, name="health clock", daemon=True).start()
-        for task in tasks:
+        for task, address in tasks.items():
+            self.add(task, address)
+
+    def add(self, task: TaskId, address: str) -> None:
+        """Probes one more server, or one at another address."""
+        with self._lock:
+            is_new = task not in self._probed
+            self._probed.add(task)
+            self._addresses[task] = address
+        if is_new:
             threading.Thread(
                 target=self._keep_probing, args=(task,), name=f"probe {task}", daemon=True
             ).start()
+
+    def remove(self, task: TaskId) -> None:
+        """Probes a server no more."""
+        with self._lock:
+            self._addresses.pop(task, None)
+
+    def serving(self) -> set[TaskId]:
+        """Returns servers that are not known and answered when they were looked for last."""
+        with self._lock:
+            return set(self._serving)
 
     def unresponsive(self) -> set[TaskId]:
         """Returns servers that answered before, but not for too long; not starting ones."""
@@ -113,6 +190,11 @@ class HealthMonitor:
         with self._lock:
             return self._foreign
 
+    def refuse(self, error: ClusterError) -> None:
+        """Takes why a task cannot stay."""
+        with self._lock:
+            self._foreign = self._foreign or error
+
     def close(self) -> None:
         """Stops probing."""
         self._closed.set()
@@ -126,30 +208,53 @@ class HealthMonitor:
 
     def _keep_probing(self, task: TaskId) -> None:
         use_own_executor()
-        while not self._closed.wait(_PROBE_SECS):
+        probed = time.monotonic()
+        while not self._closed.wait(_TICK_SECS):
             with self._lock:
-                self._pending[task] = self._ran_secs
-                may_shut_down = task in self._may_shut_down
-                is_new = task not in self._alive
-            foreign = None
-            try:
-                with tf.device(device_of(task)):
-                    draining = bool(kernels.load().embedps_probe(release=may_shut_down))
-                alive, refused = True, False
-                if is_new:
-                    check_task(task)
-            except ClusterError as error:
-                foreign = error
-            except tf.errors.OpError as error:
-                alive, draining = False, False
-                refused = isinstance(error, tf.errors.UnavailableError)
-            with self._lock:
-                self._foreign = self._foreign or foreign
-                del self._pending[task]
-                (self._alive.add if alive else self._alive.discard)(task)
-                self._refusals[task] = self._refusals.get(task, 0) + 1 if refused else 0
-                if draining:
-                    self._draining.add(task)
-                else:  # perhaps a new process, which got no notice
-                    self._draining.discard(task)
-                    self._may_shut_down.discard(task)
+                address = self._addresses.get(task)
+                if address is None:
+                    self._probed.discard(task)
+                    break
+            if not self._is_known(task):
+                self._note(task, alive=False, serves=_serves(address))
+            elif time.monotonic() - probed >= _PROBE_SECS:
+                self._probe(task)
+                probed = time.monotonic()
+        self._note(task, alive=False)
+
+    def _probe(self, task: TaskId) -> None:
+        with self._lock:
+            self._pending[task] = self._ran_secs
+            may_shut_down = task in self._may_shut_down
+            is_new = task not in self._alive
+        try:
+            with tf.device(device_of(task)):
+                draining = bool(kernels.load().embedps_probe(release=may_shut_down))
+            if is_new:
+                check_task(task)
+            self._note(task, alive=True, draining=draining)
+        except ClusterError as error:
+            self.refuse(error)
+            self._note(task, alive=False)
+        except tf.errors.OpError as error:
+            self._note(task, alive=False, refused=isinstance(error, tf.errors.UnavailableError))
+
+    def _note(
+        self,
+        task: TaskId,
+        *,
+        alive: bool,
+        draining: bool = False,
+        refused: bool = False,
+        serves: bool = False,
+    ) -> None:
+        with self._lock:
+            self._pending.pop(task, None)
+            (self._alive.add if alive else self._alive.discard)(task)
+            (self._serving.add if serves else self._serving.discard)(task)
+            self._refusals[task] = self._refusals.get(task, 0) + 1 if refused else 0
+            if draining:
+                self._draining.add(task)
+            else:  # perhaps a new process, which got no notice
+                self._draining.discard(task)
+                self._may_shut_down.discard(task)

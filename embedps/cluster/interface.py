@@ -16,7 +16,7 @@ from embedps.cluster.worker_losses import WorkerNews
 from embedps.engine.steps.interface import UnitFunction
 from embedps.engine.steps.step_workers import StepWorkers
 from embedps.engine.steps.ways import Place
-from embedps.errors import ClusterError, ServerLostError
+from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.kernels.tasks import TaskId
 from embedps.tables.collection import EmbeddingCollection
 
@@ -93,11 +93,12 @@ class Cluster(abc.ABC):
     Attributes:
       place: where tables and variables are.
       leads: whether this process has the ledger; others do their part of what it tells them.
+      scales: whether `scale` gives it more workers or fewer.
       step_workers: the workers, if they exchange by collectives.
       shares_machine: whether all tables are on this machine.
       strategy: its `run` calls a step.
       shard_devices: a device per shard of the tables.
-      num_workers: how many functions run at once.
+      num_workers: how many functions run at once, if all workers are there.
       num_ps: the number of parameter servers; 0 if this process holds the tables.
       server_timeout_secs: a server that does not answer for this long counts as dead; 0 if there
         are no servers.
@@ -106,6 +107,7 @@ class Cluster(abc.ABC):
 
     place: Place
     leads: bool = True
+    scales: bool = False
     step_workers: StepWorkers | None = None
     shares_machine: bool = True
     strategy: tf.distribute.Strategy
@@ -118,6 +120,23 @@ class Cluster(abc.ABC):
     @abc.abstractmethod
     def scope(self) -> AbstractContextManager[Any]:
         """Enters the scope in which variables must be made."""
+
+    @property
+    def present_workers(self) -> int:
+        """How many of the workers are there now; at least 1."""
+        return self.num_workers
+
+    def scale(self, num_workers: int) -> None:
+        """Has another number of workers from now on; returns at once.
+
+        Raises:
+          UsageError: this cluster cannot.
+        """
+        raise UsageError("only a local cluster's workers can be more or fewer: run with --num-ps")
+
+    def news(self) -> list[str]:
+        """Returns lines, since the last call: which workers joined or left."""
+        return []
 
     def check_same(self, number: int) -> None:
         """Checks that all clients see the same last checkpoint.

@@ -14,8 +14,8 @@ from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.console import tf_logging
 from embedps.console.shutdown import deadline
-from embedps.errors import ClusterError
-from embedps.run.cluster_config import ClusterConfig
+from embedps.errors import ClusterError, UsageError
+from embedps.run.cluster_config import MAX_LOCAL_TASKS, ClusterConfig
 from embedps.run.config import TrainConfig
 
 
@@ -32,6 +32,7 @@ class LocalCluster(CoordinatorCluster):
     """
 
     shares_machine = True
+    scales = True
 
     def __init__(
         self,
@@ -113,6 +114,18 @@ class LocalCluster(CoordinatorCluster):
             lost = self._lost
         if lost is not None and on_lost is not None:
             on_lost(lost)
+
+    def scale(self, num_workers: int) -> None:
+        """Has so many workers from now on: more join soon; the last ones end, after their unit.
+
+        Raises:
+          UsageError: there cannot be so many.
+        """
+        if not 1 <= num_workers <= MAX_LOCAL_TASKS:
+            raise UsageError(
+                f"a local cluster has 1 to {MAX_LOCAL_TASKS} workers but was to get {num_workers}"
+            )
+        self.processes.scale(num_workers)
 
     def close(self) -> None:
         """Ends the processes.

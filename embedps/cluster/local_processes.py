@@ -51,6 +51,10 @@ class LocalProcesses:
         self._closed = threading.Event()
         # Asked when a parameter server ended: whether it is to be started again.
         self.replaces: Callable[[int, str], bool] = lambda index, why: False
+        # Told the address of a worker that was not one before, and None for one that left for good.
+        self.on_place: Callable[[int, str | None], None] = lambda index, address: None
+        self._num_workers = num_workers  # that there are to be
+        self._leaving: set[int] = set()  # workers that were told to end for good
         for job, count in (("ps", num_ps), ("worker", num_workers)):
             for index in range(count):
                 self._start((job, index))
@@ -65,13 +69,22 @@ class LocalProcesses:
 
     def kill(self, task: TaskId) -> None:
         """Kills a task's process."""
-        self._processes[task].kill()
+        if task in self._processes:  # it may have left
+            self._processes[task].kill()
+
+    def scale(self, num_workers: int) -> None:
+        """Has so many workers soon: starts more, or tells the last ones to end."""
+        self._num_workers = num_workers
 
     def watch(self, on_lost: Callable[[ClusterError], None]) -> None:
-        """Starts a thread that restarts dead workers, and calls `on_lost` once if that fails."""
+        """Starts a thread that restarts dead workers, and calls `on_lost` once if that fails.
+
+        It also starts and ends those that `scale` asks for.
+        """
 
         def supervise() -> None:
             while not self._closed.wait(_TICK_SECS):
+                self._scale()
                 lost = self._restart_dead()
                 if lost is None or self._closed.is_set():
                     continue
@@ -97,13 +110,40 @@ class LocalProcesses:
         """Records that a worker died by a unit that no worker tries again."""
         self._deaths["worker", worker] = 0
 
+    def _scale(self) -> None:
+        """Starts the workers that are to be there more, and tells those to end that are not."""
+        workers = self.cluster["worker"]
+        while len(workers) < self._num_workers:
+            index = len(workers)
+            workers.append(f"127.0.0.1:{_free_ports(1)[0]}")
+            self._start(("worker", index))
+            self.on_place(index, workers[index])
+        for index in range(self._num_workers, len(workers)):
+            if index not in self._leaving:
+                self._leaving.add(index)
+                self._processes["worker", index].terminate()
+
+    def _leave(self, worker: int) -> None:
+        """Takes that a worker has ended that was told to leave for good."""
+        self.on_place(worker, None)
+        self._processes.pop(("worker", worker)).close()
+        workers = self.cluster["worker"]
+        while ("worker", len(workers) - 1) not in self._processes:
+            workers.pop()
+            self._leaving.discard(len(workers))
+
     def _restart_dead(self) -> ClusterError | None:
         """Restarts workers that ended; returns an error if the cluster cannot continue."""
-        for task, process in self._processes.items():
+        for task, process in list(self._processes.items()):
             job, index = task
             code = process.poll()
             if code is None:
                 continue
+            if job == "worker" and index in self._leaving:
+                if index >= self._num_workers:
+                    self._leave(index)
+                    continue
+                self._leaving.discard(index)  # it is to stay after all
             if job == "ps":
                 why = f"parameter server {index} ended {how_it_ended(code)}"
                 # With code 0 it was told to end: the client has saved, and nothing is lost.

@@ -13,10 +13,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Set
-from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from embedps.cluster.health import wait_until_serving
 from embedps.cluster.interface import LostServer
@@ -34,17 +32,20 @@ class ServerReplacement:
     """Starts a parameter server that died again, and tells TensorFlow; thread-safe."""
 
     def __init__(
-        self, processes: LocalProcesses, coordinator: Any, lost_workers: Callable[[], Set[int]]
+        self,
+        processes: LocalProcesses,
+        refresh: Callable[[], None],
+        lost_workers: Callable[[], Set[int]],
     ) -> None:
         """Replaces none yet: `allow` says whether it does.
 
         Args:
           processes: the tasks'.
-          coordinator: TensorFlow's ClusterCoordinator.
+          refresh: tells TensorFlow that another process serves.
           lost_workers: gives the workers that cannot be reached.
         """
         self._processes = processes
-        self._coordinator = coordinator
+        self._refresh = refresh
         self._lost_workers = lost_workers
         self._changed = threading.Condition()  # guards the three below
         self._allowed = False
@@ -79,20 +80,20 @@ class ServerReplacement:
             return self._lost
 
     def await_server(
-        self, lost: LostServer, *, is_busy: Callable[[], bool], settle_secs: float
+        self, lost: LostServer, *, is_idle: Callable[[], bool], settle_secs: float
     ) -> None:
         """Waits until a server serves again, and tells TensorFlow of it.
 
         Args:
           lost: the server.
-          is_busy: tells whether a worker runs a call.
+          is_idle: tells whether no call waits or runs.
           settle_secs: the longest wait for calls to end.
 
         Raises:
           ServerLostError: it does not serve, or more was lost meanwhile.
         """
         deadline = time.monotonic() + settle_secs
-        while is_busy() or not self._coordinator.done():
+        while not is_idle():
             if time.monotonic() > deadline:
                 raise ServerLostError(f"a worker did not end its call within {settle_secs:.0f} s")
             time.sleep(_TICK_SECS)
@@ -101,17 +102,15 @@ class ServerReplacement:
             {("ps", lost.number): address}, secs=_SERVE_SECS, check=lambda _: self._check(lost)
         )
         self._check(lost)
-        # The coordinator's own thread does this for workers that were lost.
-        with self._coordinator._cluster.failure_handler._cluster_update_lock:
-            context.context().update_server_def(context.get_server_def())
+        self._refresh()
 
-    def await_workers(self, lost: LostServer, num_workers: int) -> None:
+    def await_workers(self, lost: LostServer, workers: Set[int]) -> None:
         """Waits until all workers reach a server that serves again; it is not lost any more.
 
         Raises:
           ServerLostError: one does not, or more was lost meanwhile.
         """
-        for worker in range(num_workers):
+        for worker in workers:
             self._await_link(device_of(("worker", worker)), lost)
         with self._changed:
             self._check(lost)

@@ -86,6 +86,10 @@ class ChildProcess:
         """
         return self._process.wait(secs)
 
+    def terminate(self) -> None:
+        """Tells it to end."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Kills it, without waiting for its end."""
         self._process.kill()

@@ -102,6 +102,13 @@ class ClusterConfig:
         "restore it alone: seconds sooner, but steps on their way may be applied twice in part; "
         "otherwise, or where that cannot be done, the command restarts itself",
     )
+    min_workers: int = option(
+        0,
+        "with TF_CONFIG, start once this many of its workers are there: others may come later, and "
+        "leave; 0 waits for all",
+        least=0,
+        most=MAX_COUNT,
+    )
     server_timeout_secs: float = option(
         15.0,
         "a worker or parameter server that does not answer for this many seconds is taken as dead",

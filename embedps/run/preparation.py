@@ -105,10 +105,13 @@ def chief_task(config: TrainConfig) -> dict[str, Any] | None:
     """Reads TF_CONFIG for the process that trains; None if it is not set.
 
     Raises:
-      UsageError: it is malformed, its task is no chief, or the config asks for a local cluster too.
+      UsageError: it is malformed, its task is no chief, or the config asks for a local cluster too;
+        or it is not set, and the config counts its workers.
     """
     task = read_tf_config()
     if task is None:
+        if config.cluster.min_workers:
+            raise UsageError("--min-workers counts workers of TF_CONFIG, which is not set")
         return None
     if config.cluster.num_ps:
         raise UsageError("--num-ps is of a local cluster; TF_CONFIG already names one")

@@ -42,7 +42,7 @@ class Scheduler(UnitThreads):
         return [Wait(f"joint step {index} waits", " and ".join(told))]
 
     def _max_units(self) -> int:
-        return _UNITS_PER_WORKER * self._cluster.num_workers
+        return _UNITS_PER_WORKER * self._cluster.present_workers
 
     def _start(self, unit: Unit) -> UnitInProgress:
         def attempt(_: int) -> ScheduledCall:
@@ -96,7 +96,7 @@ class Scheduler(UnitThreads):
             return False
         with self._lock:
             idle = len(self._in_progress) < (
-                self._cluster.num_workers - len(self._cluster.unresponsive_workers())
+                self._cluster.present_workers - len(self._cluster.unresponsive_workers())
             )
         limit = max(_STRAGGLER_SECS, _STRAGGLER_TIMES * self._usual_secs(unit))
         return idle and time.monotonic() > attempt.started_at + limit

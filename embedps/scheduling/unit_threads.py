@@ -25,6 +25,7 @@ from embedps.scheduling.unit_deaths import SetAsideError
 
 TICK_SECS = 0.2
 _IDLE_SECS = 0.05  # from one look for new units to the next
+_MAX_THREADS = 1 << 20
 _RETRY_SECS = 1.0  # from a unit's failure to its next attempt
 
 
@@ -111,15 +112,16 @@ class UnitThreads(abc.ABC):
         self._on_failure = on_failure
         self._on_death = on_death
         self._order = threading.Lock()
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards the five below
         self._error: BaseException | None = None
         self._stopped_at: float | None = None
         self._in_progress: list[UnitInProgress] = []  # in the order in which they were handed out
         self._rows_done = 0
         self._secs_done = 0.0
-        num_threads = self._max_units()
-        self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, "units")
-        self._threads = [self._pool.submit(self._run_units) for _ in range(num_threads)]
+        self._num_threads = 0
+        self._pool = concurrent.futures.ThreadPoolExecutor(_MAX_THREADS, "units")
+        self._threads: list[concurrent.futures.Future[None]] = []
+        self._start_threads()
 
     def __enter__(self) -> Self:
         return self
@@ -141,8 +143,32 @@ class UnitThreads(abc.ABC):
         with self._lock:
             return self._error
 
+    def _start_threads(self) -> None:
+        """Starts a thread for each unit that may be handed out, as far as there is none."""
+        with self._lock:
+            missing = max(0, self._max_units() - self._num_threads)
+            self._num_threads += missing
+        self._threads += [self._pool.submit(self._run_units) for _ in range(missing)]
+
+    def _leaves(self) -> bool:
+        """Tells a thread whether it is one too many, and counts it off."""
+        with self._lock:
+            leaves = self._num_threads > self._max_units()
+            self._num_threads -= leaves
+        return leaves
+
     def wait(self, secs: float) -> bool:
-        """Waits until all threads are finished, or for so long; tells whether any still runs."""
+        """Waits until all threads are finished, or for so long; tells whether any still runs.
+
+        Workers may have come meanwhile: it starts threads for their units.
+        """
+        self._threads = [each for each in self._threads if not each.done()]
+        if (
+            self._threads
+            and not self._is_stopped
+            and (self._ledger.grows or not self._ledger.exhausted)
+        ):
+            self._start_threads()
         return bool(concurrent.futures.wait(self._threads, timeout=secs).not_done)
 
     def end(self) -> None:
@@ -181,7 +207,7 @@ class UnitThreads(abc.ABC):
 
     def _run_units(self) -> None:
         """Runs one unit after the other."""
-        while not self._is_stopped:
+        while not self._is_stopped and not self._leaves():
             with self._order:  # so that units are scheduled in the ledger's order
                 unit = self._ledger.take()
                 if unit is not None:

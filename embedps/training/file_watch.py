@@ -56,7 +56,7 @@ class FileWatch:
         ledger: WatchLedger,
         score: Score,
         *,
-        ahead_units: int,
+        ahead_units: Callable[[], int],
         needs_times: bool = False,
     ) -> None:
         """Watches nothing yet.
@@ -66,7 +66,7 @@ class FileWatch:
           dataset: whose columns the files must have.
           ledger: gets the files.
           score: scores a file before it is trained.
-          ahead_units: no file is taken while more units than this wait to be trained.
+          ahead_units: no file is taken while more units than it says wait to be trained.
           needs_times: the files must have statistics of the dataset's timestamps.
         """
         self._directory = directory
@@ -187,7 +187,7 @@ class FileWatch:
 
     def _await_turn(self) -> bool:
         """Waits until few units wait to be trained; gives False at the end."""
-        while self._ledger.num_waiting > self._ahead_units:
+        while self._ledger.num_waiting > self._ahead_units():
             if self._stop.wait(_TURN_SECS):
                 return False
         return not self._stop.is_set()

@@ -20,6 +20,7 @@ class LostProgress:
       steps: steps done since then.
       examples: examples visited since then.
       set_aside: how many units were set aside by then, because who trained them died.
+      workers: how many a local cluster had, which `embedps scale` may have changed.
       fruitless: losses in a row, this one included, without a new checkpoint or a unit set aside.
       in_place: only the lost server goes back to the checkpoint; the client and others go on.
       served_secs: until it served again, and what was under way had ended.
@@ -34,6 +35,7 @@ class LostProgress:
     steps: int
     examples: int
     set_aside: int = 0
+    workers: int | None = None
     fruitless: int = 1
     in_place: bool = False
     served_secs: float | None = None

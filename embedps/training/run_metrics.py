@@ -116,7 +116,9 @@ METRICS = (
         "Files that arrived and wait.",
         lambda r: one(r.watch and r.watch.num_waiting),
     ),
-    Metric("embedps_train_workers", "Workers.", lambda r: one(r.cluster.num_workers)),
+    Metric(
+        "embedps_train_workers", "Workers that are there.", lambda r: one(r.cluster.present_workers)
+    ),
     Metric(
         "embedps_train_unreachable_workers",
         "Workers that do not answer now.",

@@ -154,7 +154,11 @@ class Trainer:
         try:
             log_as(config.monitoring.log_format)
             self._metrics = MetricsPort(config.monitoring, is_needed=recovered_from is None)
-            self._cluster = self._choose_cluster(cluster, on_lost or self._note_loss)
+            self._cluster = self._choose_cluster(
+                cluster,
+                on_lost or self._note_loss,
+                num_workers=recovered_from.workers if recovered_from else None,
+            )
             self._setup = set_up(
                 recommender,
                 dataset,
@@ -174,10 +178,14 @@ class Trainer:
             raise
 
     def _choose_cluster(
-        self, cluster: Cluster | None, on_lost: Callable[[ClusterError], None]
+        self,
+        cluster: Cluster | None,
+        on_lost: Callable[[ClusterError], None],
+        *,
+        num_workers: int | None,
     ) -> Cluster:
         if cluster is None:
-            self._own_cluster = make_cluster(self._config, on_lost=on_lost)
+            self._own_cluster = make_cluster(self._config, on_lost=on_lost, num_workers=num_workers)
             return self._own_cluster
         check_cluster(cluster, self._config)
         self._watched = cluster
@@ -244,7 +252,7 @@ class Trainer:
             dataset,
             setup.ledger,
             score,
-            ahead_units=2 * self._cluster.num_workers,
+            ahead_units=lambda: 2 * self._cluster.num_workers,
             needs_times=bool(event_secs_of(setup.model.tables)),
         )
 
@@ -293,6 +301,7 @@ class Trainer:
             "earlier": self._recoveries.all(),
             "checkpoint": None if last is None else last.number,
             "set_aside": len(ledger.deaths.set_aside),
+            "workers": self._cluster.num_workers if self._cluster.scales else None,
             "units": ledger.num_done - done,
             "steps": ledger.steps_done() - step,
             "examples": ledger.rows_done()

@@ -34,6 +34,7 @@ from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 from embedps.training.run_metrics import RunSource
 from embedps.training.run_scoring import RunScoring
+from embedps.training.scale_requests import ScaleRequests
 from embedps.training.server_recovery import ServerRecovery
 from embedps.training.staleness_report import staleness_histograms, staleness_json
 from embedps.training.stop_notices import StopNotices
@@ -107,6 +108,7 @@ class TrainingLoop:
             watch=watch,
         )
         self._tables = self._watch_tables()
+        self._scaling = ScaleRequests(setup.directory.path, config.cluster, cluster)
 
     def _watch_tables(self) -> TableWatch:
         return TableWatch(
@@ -423,8 +425,9 @@ class TrainingLoop:
         self._effects.poll(line.say)
         self._say_deaths(line)
         self.count_restarts()
-        for news in [*self.scoring.news(), *self._setup.writer.news(), *self._look_at_tables()]:
-            line.say(news)
+        news = [*self.scoring.news(), *self._setup.writer.news(), *self._look_at_tables()]
+        for each in [*news, *self._scaling.poll(), *self._cluster.news()]:
+            line.say(each)
         self._poll_files(line)
 
     def _poll_files(self, line: ProgressLine) -> None:

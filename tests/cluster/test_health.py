@@ -10,7 +10,7 @@ def test_servers_are_not_silent_for_as_long_as_the_client_was_stopped(monkeypatc
     slept = 0.0
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + slept)
-    monitor = HealthMonitor((), timeout_secs=2.0)
+    monitor = HealthMonitor({}, timeout_secs=2.0)
     try:
         monitor._alive.add(("worker", 0))
         monitor._pending[("worker", 0)] = monitor._ran_secs  # a probe under way

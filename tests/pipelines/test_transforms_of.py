@@ -172,7 +172,7 @@ def test_watch_sets_aside_what_is_scaled_otherwise(root: Path, tmp_path: Path) -
         epochs=1,
         directory=folder,
     )
-    watch = FileWatch(folder, one, ledger, lambda *_: {}, ahead_units=100)
+    watch = FileWatch(folder, one, ledger, lambda *_: {}, ahead_units=lambda: 100)
     shutil.copy(own.paths("train")[0], folder / "a.parquet")
     shutil.copy(as_one.paths("train")[0], folder / "b.parquet")
     plain = pq.read_table(as_one.paths("train")[0]).replace_schema_metadata(None)

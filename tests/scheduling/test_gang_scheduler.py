@@ -282,12 +282,14 @@ def test_workers_begin_parts_of_the_lowest_unit_first():
     begun: list[tuple[str, int]] = []
 
     def put(order: int, name: str) -> None:
-        queue.put(lambda worker: begun.append((name, worker)), order=order)
+        queue.put(lambda worker, _: begun.append((name, worker)), order=order)
 
     for order, name in ((1, "b0"), (1, "b1"), (0, "a0"), (0, "a1")):
         put(order, name)
     for worker in range(4):
-        order, attempt = queue.take()
+        taken = queue.take(lambda: True)
+        assert taken is not None
+        order, attempt = taken
         assert order == worker // 2
-        attempt(worker)
+        attempt(worker, 0)
     assert begun == [("a0", 0), ("a1", 1), ("b0", 2), ("b1", 3)]

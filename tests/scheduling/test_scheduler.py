@@ -114,6 +114,28 @@ def test_unit_as_fast_by_its_rows_as_the_others_is_no_stragglers(rows, first_too
     assert run.ledger.num_repeated == 0
 
 
+def test_workers_that_come_get_units_and_those_of_workers_that_go_are_handed_out_no_more():
+    run = ScheduledRun(units=20, num_workers=1)
+    with run.schedule:
+        assert len(run.cluster.attempts(2)) == 2
+        run.cluster.num_workers = 3
+        assert run.schedule.wait(0.01)  # as the loop of a run does
+        attempts = run.cluster.attempts(6)
+        run.cluster.num_workers = 1
+        for attempt in attempts[:5]:
+            attempt.start(0)
+            attempt.end({})
+        attempts = run.cluster.attempts(7)  # one runs, one is queued behind it
+        assert run.schedule.wait(0.5)
+        assert len(run.cluster.scheduled) == 7
+        run.stop.set()
+        for attempt in attempts[5:]:
+            attempt.start(0)
+            attempt.end({})
+        run.wait()
+    assert sorted(run.recorded) == list(range(7))
+
+
 def test_unit_is_given_back_where_it_cannot_finish_in_time():
     run = ScheduledRun(units=4, num_workers=2, finish_secs=0.0)
     with run.schedule:

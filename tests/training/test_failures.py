@@ -552,6 +552,77 @@ def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, data
     check(model_dir, dataset, programs, epochs=epochs, within_units=2 * 2)
 
 
+@pytest.mark.slow
+def test_workers_of_tf_config_come_and_go_and_one_need_not_return(tmp_path, dataset, programs):
+    model_dir = tmp_path / "m"
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(5)]
+    cluster: dict[str, Sequence[str]] = {
+        "chief": addresses[:1],
+        "ps": addresses[1:2],
+        "worker": addresses[2:],
+    }
+
+    def serve(job: str, index: int = 0) -> Program:
+        config = tf_config(cluster, job, index)
+        programs.append(Program("embedps.server", "--grace-secs=10", TF_CONFIG=config))
+        return programs[-1]
+
+    serve("ps")
+    first = serve("worker", 1)
+    more = (f"--epochs={EPOCHS}", "--eval=none", "--min-workers=1", "--grace-secs=10")
+    run = train(programs, dataset, model_dir, *more, TF_CONFIG=tf_config(cluster, "chief"))
+    run.wait_for("delta")
+    second = serve("worker", 0)
+    run.wait_for("worker 0 joined: 2 of 3 workers are there")
+    first.process.kill()  # for good: the others come and go without it
+    third = serve("worker", 2)
+    run.wait_for("worker 2 joined: 2 of 3 workers are there")
+    second.process.send_signal(signal.SIGTERM)
+    run.wait_for("worker 0 was told to end: saving a checkpoint")
+    second.finish(0)
+    run.wait_for("delta")
+    second = serve("worker", 0)
+    second.wait_for("worker 0 has a client")
+    third.process.kill()
+    saved = latest(model_dir).number
+    until(lambda: latest(model_dir).number >= saved + 2)
+    assert "E0000" not in run.stop()  # TensorFlow does not complain
+    assert summary_of(model_dir)["recoveries"] == []
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    for program in programs:
+        program.close()
+    check(
+        model_dir, dataset, programs, epochs=epochs, within_units=3 * 2, within_rows=2 * BATCH_ROWS
+    )
+
+
+@pytest.mark.slow
+def test_local_run_gets_more_workers_and_fewer_while_it_trains(tmp_path, dataset, programs):
+    model_dir = tmp_path / "m"
+
+    def scale(workers: int) -> None:
+        programs.append(Program("embedps.scale", str(model_dir), f"--workers={workers}"))
+        assert f"the run has {workers} workers from now on" in programs.pop().finish()
+
+    few = ("--num-ps=2", "--num-workers=1", "--eval=none", f"--epochs={EPOCHS}")
+    run = train(programs, dataset, model_dir, *few)
+    run.wait_for("delta")
+    scale(3)
+    run.wait_for("worker 2 joined: 3 of 3 workers are there")
+    lose(run, model_dir, "worker 2", signal.SIGKILL)
+    scale(1)
+    run.wait_for("1 of 1 workers are there")
+    assert not processes_with(f"{model_dir}/logs/worker-1.log")
+    scale(2)
+    run.wait_for("worker 1 joined: 2 of 2 workers are there")
+    os.kill(pid_of(model_dir, "ps 0"), signal.SIGKILL)
+    run.wait_for("recovered: ")
+    pid_of(model_dir, "worker 1")  # the client that began anew has as many
+    run.stop()
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=4)
+
+
 @pytest.mark.parametrize("there", [False, True], ids=["absent", "stopped"])
 def test_client_says_which_server_it_waits_for(tmp_path, dataset, programs, there):
     """The kernel takes connections for a server that is stopped: they alone say nothing."""

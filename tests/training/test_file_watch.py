@@ -69,7 +69,7 @@ class Watched:
         )
         self.scored: list[tuple[str, ...]] = []
         self.watch = FileWatch(
-            self.folder, dataset, self.ledger, self._score, ahead_units=ahead_units
+            self.folder, dataset, self.ledger, self._score, ahead_units=lambda: ahead_units
         )
 
     def _score(self, dataset: Dataset, stop: threading.Event) -> dict[str, float]:
@@ -223,7 +223,7 @@ def test_what_ends_the_scores_ends_the_run(tmp_path: Path, dataset: Dataset) -> 
     def fails(dataset: Dataset, stop: threading.Event) -> None:
         raise OSError("no workers")
 
-    watch = FileWatch(watched.folder, dataset, watched.ledger, fails, ahead_units=100)
+    watch = FileWatch(watched.folder, dataset, watched.ledger, fails, ahead_units=lambda: 100)
     watched.put(dataset.paths("train")[0], "a.parquet")
     with watch:
         watch._thread.join(60)
@@ -335,7 +335,7 @@ def test_a_file_that_its_scores_cannot_read_is_refused(
             )
         return {"loss": 1.0}
 
-    watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=100)
+    watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=lambda: 100)
     for name in ("bad.parquet", "good.parquet"):
         watched.put(dataset.paths("train")[0], name)
     with watch:
@@ -375,7 +375,7 @@ def test_a_file_whose_scores_always_fail_is_set_aside(tmp_path: Path, dataset: D
             assert deaths.wait_to_enter("token", "killer.parquet", threading.Event())
             deaths.begin("token")  # and the process dies
             continue
-        watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=100)
+        watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=lambda: 100)
         with watch:
             watch._thread.join()
         with pytest.raises(ValueError, match="an id is 3"):
@@ -384,7 +384,7 @@ def test_a_file_whose_scores_always_fail_is_set_aside(tmp_path: Path, dataset: D
     unit = watched.ledger.take()
     assert unit is not None
     watched.ledger.done(unit)  # else three in a row would end the run
-    watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=100)
+    watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=lambda: 100)
     with watch:
         until(lambda: watched.ledger.taken == ["good.parquet"])
     assert deaths.set_aside == ["killer.parquet", "error.parquet", "workers.parquet"]

@@ -153,6 +153,11 @@ _TOGETHER = (
         "--sync {sync} trains steps of all workers together, and --max-staleness-steps bounds "
         "steps of single workers: leave one of them out",
     ),
+    Refusal(
+        ("min_workers",),
+        "--sync {sync} trains steps of all workers together, and --min-workers begins without "
+        "some: leave one of them out",
+    ),
     _NO_DEVICES,
 )
 HYBRID = Way(
@@ -230,6 +235,7 @@ COLLECTIVES = Way(
                 "sync",
                 "sync_group_size",
                 "on_lost_worker",
+                "min_workers",
                 "overlap",
                 "max_staleness_steps",
                 "watch",

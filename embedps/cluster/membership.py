@@ -1,0 +1,169 @@
+"""The workers that TensorFlow's client knows: they come and go while functions run.
+
+The client's definition of the cluster is updated when a worker comes. That takes some 0.1 s, and
+functions that run on other workers go on. TensorFlow's ClusterCoordinator keeps one definition for
+ever instead, and waits until all its workers are there: one that does not return keeps all others
+out. Places that are spare in a fixed definition would have to answer too, before anyone trains.
+
+A worker that is gone stays in the definition until the next update, which leaves it out or, if it
+serves again by then, connects to its new process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Set
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from embedps.cluster.health import HealthMonitor, use_own_executor
+from embedps.errors import ClusterError
+from embedps.kernels.tasks import check_task
+
+_TICK_SECS = 0.1
+
+
+class Membership:
+    """Keeps TensorFlow's definition of the cluster; thread-safe."""
+
+    def __init__(
+        self,
+        health: HealthMonitor,
+        places: Mapping[int, str],
+        *,
+        known: Iterable[int],
+        on_join: Callable[[int], None] = lambda worker: None,
+    ) -> None:
+        """Starts to look for workers that come.
+
+        Args:
+          health: tells which tasks serve.
+          places: the address of each worker, by index, that may be there.
+          known: those in TensorFlow's definition now; each is a member.
+          on_join: called, on another thread, with a worker that came for the first time.
+        """
+        self._health = health
+        self._on_join = on_join
+        self._definition = context.get_server_def()
+        self._updating = threading.Lock()  # held while TensorFlow is told
+        self._changed = threading.Condition()  # guards those below
+        self._places = dict(places)
+        self._numbers = dict.fromkeys(known, 0)  # of each member's membership
+        self._seen = set(self._numbers)  # all that ever were members
+        self._next = itertools.count(1)
+        self._closed = False
+        threading.Thread(target=self._keep_up, name="members", daemon=True).start()
+
+    def number(self, worker: int) -> int | None:
+        """Gives the number of a worker's membership, another one each time; None if it has none."""
+        with self._changed:
+            return self._numbers.get(worker)
+
+    def members(self) -> Set[int]:
+        """Returns the workers that are there."""
+        with self._changed:
+            return set(self._numbers)
+
+    def gone(self) -> Set[int]:
+        """Returns the workers that were there, are not, and may come back."""
+        with self._changed:
+            return (self._seen & self._places.keys()) - self._numbers.keys()
+
+    def await_member(self, worker: int) -> int | None:
+        """Waits until a worker is a member; returns its number, or None once it has no place."""
+
+        def decided() -> bool:
+            return self._closed or worker in self._numbers or worker not in self._places
+
+        with self._changed:
+            self._changed.wait_for(decided)
+            return None if self._closed else self._numbers.get(worker)
+
+    def lost(self, worker: int, number: int) -> None:
+        """Takes that a worker is gone; without effect if it is a member anew since."""
+        with self._changed:
+            if self._numbers.get(worker) == number:
+                del self._numbers[worker]
+                self._changed.notify_all()
+
+    def place(self, worker: int, address: str | None) -> None:
+        """Takes where a worker may be from now on; None if it does not come back."""
+        with self._changed:
+            self._numbers.pop(worker, None)
+            if address is None:
+                self._places.pop(worker, None)
+            else:
+                self._places[worker] = address
+            self._seen.discard(worker)
+            self._changed.notify_all()
+
+    def refresh(self) -> None:
+        """Tells TensorFlow that another process serves at a parameter server's address.
+
+        Raises:
+          OpError: a member is not there.
+        """
+        with self._updating:
+            context.context().update_server_def(self._definition)
+
+    def close(self) -> None:
+        """Ends all waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _keep_up(self) -> None:
+        use_own_executor()
+        while not self._closed:
+            self._update()
+            with self._changed:
+                self._changed.wait(_TICK_SECS)
+
+    def _update(self) -> None:
+        """Takes workers in that came, if there are any."""
+        serving = {index for job, index in self._health.serving() if job == "worker"}
+        silent = {index for job, index in self._health.unresponsive() if job == "worker"}
+        unreachable = {index for job, index in self._health.unreachable() if job == "worker"}
+        with self._updating:
+            with self._changed:
+                for worker in unreachable & self._numbers.keys():
+                    del self._numbers[worker]
+                joining = {w for w in serving & self._places.keys() if w not in self._numbers}
+                places = {w: self._places[w] for w in {*self._numbers, *joining}}
+                if not joining or silent & self._numbers.keys():  # TensorFlow would wait for it
+                    return
+            definition = self._with_workers(places)
+            try:
+                context.context().update_server_def(definition)
+                self._definition = definition
+                for worker in joining:
+                    check_task(("worker", worker))
+            except ClusterError as error:
+                self._health.refuse(error)
+                return
+            except tf.errors.OpError:
+                return  # one of them went meanwhile
+        with self._changed:
+            for worker in joining & self._places.keys():
+                self._numbers[worker] = next(self._next)
+                if worker not in self._seen:
+                    self._seen.add(worker)
+                    self._on_join(worker)
+            self._changed.notify_all()
+
+    def _with_workers(self, places: Mapping[int, str]) -> tf.train.ServerDef:
+        definition = tf.train.ServerDef()
+        definition.CopyFrom(self._definition)
+        (job,) = (each for each in definition.cluster.job if each.name == "worker")
+        job.tasks.clear()
+        for worker, address in places.items():
+            job.tasks[worker] = address
+        for filters in definition.cluster_device_filters.jobs:
+            if filters.name == "worker":
+                filters.tasks.clear()
+                for worker in places:  # as the strategy has them
+                    others = filters.tasks[worker].device_filters
+                    others.extend(["/job:ps", f"/job:{definition.job_name}"])
+        return definition

@@ -1,0 +1,68 @@
+"""Gives a run that trains more workers or fewer: `embedps scale MODEL_DIR --workers 4`.
+
+The run goes on meanwhile. Workers that come get units; those that leave end their unit first. It
+must be of a local cluster (--num-ps), without --sync. On a cluster of TF_CONFIG, start or stop
+workers that it names instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from embedps import config_fields
+from embedps.config_fields import MAX_SECS, option
+from embedps.console import command_line, flags
+from embedps.console.lines import say
+from embedps.errors import UsageError
+from embedps.run import scale_file
+from embedps.run.cluster_config import MAX_LOCAL_TASKS
+from embedps.storage.file_io import store_of
+from embedps.storage.file_lock import RUN_LOCK_NAME, FileLock
+from embedps.storage.object_store import as_path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScaleConfig:
+    """Which run is to have how many workers."""
+
+    directory: str = option(
+        dataclasses.MISSING, "a path, or an s3:// or gs:// URL", metavar="DIR", positional=True
+    )
+    workers: int = option(
+        dataclasses.MISSING, "how many workers it has from now on", least=1, most=MAX_LOCAL_TASKS
+    )
+    wait_secs: float = option(
+        60.0, "longest wait for its answer in seconds", above=0, most=MAX_SECS
+    )
+
+    def __post_init__(self) -> None:
+        config_fields.check(self)
+
+
+def scale(config: ScaleConfig) -> str:
+    """Asks a run for another number of workers; returns its answer.
+
+    Raises:
+      UsageError: no run trains there, or it refuses.
+    """
+    model_dir = as_path(config.directory)
+    lock = model_dir / RUN_LOCK_NAME
+    if not lock.exists() and store_of(model_dir).has_locks:
+        raise UsageError(f"no run trains in {model_dir}: give the --model-dir of one")
+    if store_of(model_dir).has_locks and (held := FileLock(lock)).acquire():
+        held.release()
+        raise UsageError(f"no run trains in {model_dir} now: --num-workers says how it begins")
+    return scale_file.ask(model_dir, config.workers, wait_secs=config.wait_secs)
+
+
+def main(arguments: Sequence[str], prog: str = "python -m embedps.scale") -> int:
+    """Runs the command; returns its exit code."""
+    with command_line.sigterm_interrupts():
+        say(scale(flags.read(ScaleConfig, arguments, prog, __doc__)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -126,15 +126,17 @@ class CoordinatorCluster(Cluster):
         self._members = Membership(self._health, places, known=known, on_join=self._joined)
         self._placement = VariablePlacement(self.num_ps)
         self._traced: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._replacement = (
-            None
-            if processes is None
-            else ServerReplacement(processes, self._members.refresh, self.lost_workers)
+        self._replacement = ServerReplacement(
+            [tasks[each] for each in there],
+            runs=lambda index: processes is None or processes.runs(("ps", index)),
+            refresh=self._members.refresh,
+            serve_secs=wait_secs,
         )
         for worker in places:
             self._start_thread(worker)
         if processes is not None:
             processes.on_place = self._place
+            processes.replaces = self._replacement.take
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
 
@@ -171,7 +173,7 @@ class CoordinatorCluster(Cluster):
             call.begin(worker, cancellations.start_cancel)
             if call.done():  # only now, so that an interruption meets this or the function
                 return
-            if self._replacement is not None and self._replacement.is_due:
+            if self._replacement.is_due:
                 call.end(error=ServerLostError("a parameter server is lost"))
                 return
             self._calls.started(worker, call)
@@ -185,7 +187,7 @@ class CoordinatorCluster(Cluster):
                 call.worker, call.started_at = None, math.inf
                 if call.cancelled() and isinstance(error, tf.errors.CancelledError):
                     return  # it was interrupted, and its worker is not lost
-                if self._replacement is not None and self._replacement.is_due:
+                if self._is_of_server():
                     lost = ServerLostError("a parameter server is lost")  # whatever the error says
                     lost.__cause__ = error
                     call.end(error=lost)
@@ -208,6 +210,15 @@ class CoordinatorCluster(Cluster):
 
         self._queue.put(attempt, order=order)
         return call
+
+    def _is_of_server(self) -> bool:
+        """Tells whether a call failed as a parameter server is lost that is replaced."""
+        if self._processes is None and self._replacement.allowed:  # nobody told of it yet
+            for index in range(self.num_ps):
+                silent = ("ps", index) in self._health.unresponsive()
+                if not (silent or self._replacement.is_due or self._health.answers(("ps", index))):
+                    self._replacement.find(index, f"parameter server {index} cannot be reached")
+        return self._replacement.is_due
 
     def _start_thread(self, worker: int) -> None:
         threading.Thread(
@@ -272,26 +283,28 @@ class CoordinatorCluster(Cluster):
         return result.result()
 
     def replace_servers(self, replaces: bool) -> LostServer | None:
-        """Says whether a parameter server that dies is started again; of local processes only."""
-        return None if self._replacement is None else self._replacement.allow(replaces)
+        """Says whether the run goes on beside a parameter server that dies and serves again."""
+        return self._replacement.allow(replaces)
 
     def lost_server(self, secs: float = 0.0) -> LostServer | None:
         """Waits up to so long for a server to be found dead; gives it until `await_workers`."""
-        return None if self._replacement is None else self._replacement.lost(secs)
+        deadline = time.monotonic() + secs
+        while self._processes is None and not self._is_of_server():
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_TICK_SECS)
+        return self._replacement.lost(max(0.0, deadline - time.monotonic()))
 
     def await_server(self, lost: LostServer) -> None:
         """Waits until a server that died serves again, empty."""
-        if self._replacement is not None:
-            self._replacement.await_server(
-                lost,
-                is_idle=self._queue.is_idle,
-                settle_secs=self.server_timeout_secs,
-            )
+        self._replacement.await_server(
+            lost, is_idle=self._queue.is_idle, settle_secs=self.server_timeout_secs
+        )
+        self._health.forgive(("ps", lost.number))
 
     def await_workers(self, lost: LostServer) -> None:
         """Waits until all workers reach a server that serves again."""
-        if self._replacement is not None:
-            self._replacement.await_workers(lost, self._members.members())
+        self._replacement.await_workers(lost, self._members.members())
 
     def give_up(self, error: ServerLostError) -> None:
         """Ends the processes: the cluster cannot go on."""
@@ -391,7 +404,9 @@ class CoordinatorCluster(Cluster):
             return ServerLostError(stall)
         for job, index in self._health.unreachable() - draining:
             if job == "ps" and self._processes is None:
-                return ServerLostError(f"parameter server {index} cannot be reached")
+                why = f"parameter server {index} cannot be reached"
+                if not self._replacement.find(index, why):
+                    return ServerLostError(why)
         return None
 
 

@@ -68,7 +68,7 @@ def wait_for_some(addresses: Mapping[int, str], *, least: int, secs: float) -> s
     deadline = time.monotonic() + secs
     with concurrent.futures.ThreadPoolExecutor(min(len(addresses), 32), "look") as pool:
         while True:
-            found = set(compress(addresses, pool.map(_serves, addresses.values())))
+            found = set(compress(addresses, pool.map(serves, addresses.values())))
             if len(found) >= least:
                 return found
             if time.monotonic() > deadline:
@@ -91,7 +91,8 @@ def _greet(address: str) -> None:
             raise ConnectionError("it closes connections")
 
 
-def _serves(address: str) -> bool:
+def serves(address: str) -> bool:
+    """Tells whether a server answers at an address."""
     try:
         _greet(address)
     except OSError:
@@ -190,6 +191,20 @@ class HealthMonitor:
         with self._lock:
             return self._foreign
 
+    def answers(self, task: TaskId) -> bool:
+        """Tells whether a server knows this client still; it may wait for a silent one."""
+        try:
+            with tf.device(device_of(task)):
+                kernels.load().embedps_probe(release=False)
+        except tf.errors.OpError:
+            return False
+        return True
+
+    def forgive(self, task: TaskId) -> None:
+        """Takes that a server was unreachable and is not any more."""
+        with self._lock:
+            self._refusals[task] = 0
+
     def refuse(self, error: ClusterError) -> None:
         """Takes why a task cannot stay."""
         with self._lock:
@@ -216,7 +231,7 @@ class HealthMonitor:
                     self._probed.discard(task)
                     break
             if not self._is_known(task):
-                self._note(task, alive=False, serves=_serves(address))
+                self._note(task, alive=False, serves=serves(address))
             elif time.monotonic() - probed >= _PROBE_SECS:
                 self._probe(task)
                 probed = time.monotonic()

@@ -146,8 +146,7 @@ class LocalProcesses:
                 self._leaving.discard(index)  # it is to stay after all
             if job == "ps":
                 why = f"parameter server {index} ended {how_it_ended(code)}"
-                # With code 0 it was told to end: the client has saved, and nothing is lost.
-                if code == 0 or not self.replaces(index, why):
+                if not self.replaces(index, why):
                     return ServerLostError(why)
                 process.start()
                 continue

@@ -11,6 +11,7 @@ serves again by then, connects to its new process.
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -18,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from embedps.cluster.health import HealthMonitor, use_own_executor
-from embedps.errors import ClusterError
+from embedps.cluster.health import HealthMonitor, serves, use_own_executor
+from embedps.errors import ClusterError, ServerLostError
 from embedps.kernels.tasks import check_task
 
 _TICK_SECS = 0.1
@@ -99,14 +100,40 @@ class Membership:
             self._seen.discard(worker)
             self._changed.notify_all()
 
-    def refresh(self) -> None:
+    def refresh(self, secs: float) -> None:
         """Tells TensorFlow that another process serves at a parameter server's address.
 
+        Workers that do not serve are members no more.
+
+        Args:
+          secs: the longest wait: TensorFlow's for a server that went meanwhile has no end.
+
         Raises:
-          OpError: a member is not there.
+          OpError: a server is not there.
+          ServerLostError: the time is over.
         """
-        with self._updating:
-            context.context().update_server_def(self._definition)
+
+        def update() -> None:
+            with self._updating:
+                with self._changed:
+                    there = {w: (n, self._places[w]) for w, n in self._numbers.items()}
+                for worker, (number, address) in there.items():
+                    if not serves(address):
+                        self.lost(worker, number)
+                with self._changed:
+                    places = {worker: self._places[worker] for worker in self._numbers}
+                definition = self._with_workers(places)
+                context.context().update_server_def(definition)
+                self._definition = definition
+
+        updated: concurrent.futures.Future[None] = concurrent.futures.Future()
+        threading.Thread(
+            target=lambda: _settle(updated, update), name="refresh", daemon=True
+        ).start()
+        try:
+            updated.result(secs)
+        except TimeoutError:
+            raise ServerLostError(f"TensorFlow did not take it within {secs:.0f} s") from None
 
     def close(self) -> None:
         """Ends all waits."""
@@ -167,3 +194,14 @@ class Membership:
                     others = filters.tasks[worker].device_filters
                     others.extend(["/job:ps", f"/job:{definition.job_name}"])
         return definition
+
+
+def _settle(future: concurrent.futures.Future[None], function: Callable[[], None]) -> None:
+    """Runs a function and gives its end to a future."""
+    use_own_executor()
+    try:
+        function()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)

@@ -1,57 +1,58 @@
-"""Has a client go on after one of its local parameter servers died and was started again.
+"""Has a client go on after one of its parameter servers died and was started again.
 
 TensorFlow's client survives a server's death. It must be told that another process serves at the
 address: `update_server_def` does so within 0.1 s. Workers then reach the server once gRPC tries
 again, which it does every second. The server is empty, and handles of what was on it are dead.
+Workers that are lost meanwhile are left out, and join again once they serve.
 
 Whatever is not simple ends in a ServerLostError, for the client to begin anew: two servers at once,
-a server that dies again meanwhile, a worker that is lost beside it, a call that does not end.
+a server that dies again meanwhile, a call that does not end.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 
 import tensorflow as tf
 
 from embedps.cluster.health import wait_until_serving
 from embedps.cluster.interface import LostServer
-from embedps.cluster.local_processes import LocalProcesses
 from embedps.console.tf_logging import op_error_text
 from embedps.errors import ServerLostError
 from embedps.kernels.tasks import device_of
 
 _TICK_SECS = 0.02
 _LINK_SECS = 20.0  # gRPC tries to connect again each second
-_SERVE_SECS = 60.0
 
 
 class ServerReplacement:
-    """Starts a parameter server that died again, and tells TensorFlow; thread-safe."""
+    """Waits for a parameter server that died, and tells TensorFlow; thread-safe."""
 
     def __init__(
         self,
-        processes: LocalProcesses,
-        refresh: Callable[[], None],
-        lost_workers: Callable[[], Set[int]],
+        addresses: Sequence[str],
+        *,
+        runs: Callable[[int], bool],
+        refresh: Callable[[float], None],
+        serve_secs: float,
     ) -> None:
         """Replaces none yet: `allow` says whether it does.
 
         Args:
-          processes: the tasks'.
-          refresh: tells TensorFlow that another process serves.
-          lost_workers: gives the workers that cannot be reached.
+          addresses: of the servers.
+          runs: tells whether a server's process runs, as far as is known.
+          refresh: tells TensorFlow, within so many seconds, that another process serves.
+          serve_secs: the longest wait for a server to serve again.
         """
-        self._processes = processes
+        self._addresses = addresses
+        self._runs = runs
         self._refresh = refresh
-        self._lost_workers = lost_workers
-        self._changed = threading.Condition()  # guards the three below
+        self._serve_secs = serve_secs
+        self._changed = threading.Condition()  # guards the two below
         self._allowed = False
         self._lost: LostServer | None = None
-        self._worker_restarts = 0  # when the server was lost
-        processes.replaces = self._take
 
     def allow(self, allowed: bool) -> LostServer | None:
         """Says whether servers are replaced from now on; gives one that is lost, for the last time.
@@ -64,14 +65,18 @@ class ServerReplacement:
         return lost
 
     @property
+    def allowed(self) -> bool:
+        """Whether servers are replaced."""
+        return self._allowed
+
+    @property
     def is_due(self) -> bool:
         """Whether a server is lost, so that no call may begin, and what fails is no worker's."""
         if not self._allowed:
             return False
         if self._lost is not None:
             return True
-        servers = range(len(self._processes.cluster["ps"]))
-        return not all(self._processes.runs(("ps", index)) for index in servers)
+        return not all(map(self._runs, range(len(self._addresses))))
 
     def lost(self, secs: float) -> LostServer | None:
         """Waits up to so long for a server to be found dead; gives it until `await_workers`."""
@@ -97,12 +102,13 @@ class ServerReplacement:
             if time.monotonic() > deadline:
                 raise ServerLostError(f"a worker did not end its call within {settle_secs:.0f} s")
             time.sleep(_TICK_SECS)
-        address = self._processes.cluster["ps"][lost.number]
         wait_until_serving(
-            {("ps", lost.number): address}, secs=_SERVE_SECS, check=lambda _: self._check(lost)
+            {("ps", lost.number): self._addresses[lost.number]},
+            secs=self._serve_secs,
+            check=lambda _: self._check(lost),
         )
         self._check(lost)
-        self._refresh()
+        self._refresh(_LINK_SECS)
 
     def await_workers(self, lost: LostServer, workers: Set[int]) -> None:
         """Waits until all workers reach a server that serves again; it is not lost any more.
@@ -119,8 +125,6 @@ class ServerReplacement:
     def _check(self, lost: LostServer) -> None:
         if self._lost is not lost:
             raise ServerLostError("a server was lost once more meanwhile")
-        if self._lost_workers() or self._processes.restarts != self._worker_restarts:
-            raise ServerLostError("a worker was lost beside it")
 
     def _await_link(self, worker: str, lost: LostServer) -> None:
         """Waits until a worker reaches the server."""
@@ -147,13 +151,18 @@ class ServerReplacement:
                     ) from error
             time.sleep(_TICK_SECS)
 
-    def _take(self, index: int, why: str) -> bool:
-        """Takes a server that ended; tells whether to start it again."""
+    def take(self, index: int, why: str) -> bool:
+        """Takes a server that ended; tells whether it is to be started again."""
         with self._changed:
             if not self._allowed or self._lost is not None:
                 self._lost = None  # two at once: whoever waits begins anew
                 return False
-            self._worker_restarts = self._processes.restarts
             self._lost = LostServer(index, device_of(("ps", index)), why, time.time())
             self._changed.notify_all()
             return True
+
+    def find(self, index: int, why: str) -> bool:
+        """Takes a server that cannot be reached, if that was not known; tells if it is awaited."""
+        with self._changed:
+            is_known = self._lost is not None and self._lost.number == index
+            return is_known or self.take(index, why)

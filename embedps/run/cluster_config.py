@@ -98,7 +98,7 @@ class ClusterConfig:
     )
     recover_in_place: bool = option(
         False,
-        "on a local cluster without --sync, go on beside a parameter server that is lost, and "
+        "without --sync, go on beside a parameter server that is lost and started again, and "
         "restore it alone: seconds sooner, but steps on their way may be applied twice in part; "
         "otherwise, or where that cannot be done, the command restarts itself",
     )

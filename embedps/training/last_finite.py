@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,3 +59,18 @@ def _has_finite_rows(directory: CheckpointDirectory, save: SaveSet) -> bool:
                 if pa.types.is_floating(values.type) and not np.isfinite(values.to_numpy()).all():
                     return False
     return True
+
+
+def way_back(directory: CheckpointDirectory) -> str:
+    """Says from which checkpoint training can go on, and how."""
+    manifest = last_finite(directory)
+    if manifest is None:
+        return "start a new model directory: no checkpoint has only finite values"
+    which = f"checkpoint {manifest.number}, step {manifest.step}"
+    if manifest.number == directory.numbers()[-1]:
+        return f"run again: {which}, the newest, has only finite values"
+    command = f"embedps checkpoint rollback {shlex.quote(str(directory.path))} --to"
+    return (
+        f"go back to {which}, the last one with only finite values, by "
+        f"`{command} {manifest.number}`, then run again"
+    )

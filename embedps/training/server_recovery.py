@@ -56,8 +56,8 @@ class ServerRecovery:
         self._in_a_row = 0  # recoveries from these
         asked = config.cluster
         prevents = {
-            "a run that is no local cluster (--num-ps)": not asked.num_ps,
-            "--sync": asked.num_ps and asked.way(cluster.place) != ASYNCHRONOUS,
+            "a run without parameter servers": not cluster.num_ps,
+            "--sync": cluster.num_ps and asked.way(cluster.place) != ASYNCHRONOUS,
             "--eval inline": config.evaluation.mode == "inline",
             "--inner-share": config.evaluation.inner_share,
             "--watch": setup.ledger.grows,

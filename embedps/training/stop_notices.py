@@ -58,6 +58,13 @@ class StopNotices:
         """Forgets which servers were said to leave: each training phase says it anew."""
         self._noticed = frozenset()
 
+    def go_on(self) -> None:
+        """Takes that others serve in place of the servers that left."""
+        self._leaving = set()
+        self.stop.clear()
+        if self.told_to_end:  # a signal may have come just now
+            self.stop.set()
+
     def release_servers(self, *, finished: bool) -> None:
         """Lets the leaving parameter servers end: all that they held is saved.
 

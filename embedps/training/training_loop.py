@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
@@ -29,7 +28,7 @@ from embedps.scheduling.unit_threads import OnFailure, UnitThreads
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.file_watch import FileWatch
-from embedps.training.last_finite import last_finite
+from embedps.training.last_finite import way_back
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 from embedps.training.run_metrics import RunSource
@@ -151,7 +150,9 @@ class TrainingLoop:
             self._ledger.deaths.forgive()
             if not isinstance(error, TrainingError) or isinstance(error, DeadlyUnitsError):
                 raise
-            raise TrainingError(f"{error}: {self._advice()}, and {self._way_back()}") from error
+            raise TrainingError(
+                f"{error}: {self._advice()}, and {way_back(self._setup.directory)}"
+            ) from error
         self._ledger.deaths.forgive()
 
     def _run(self) -> None:
@@ -190,7 +191,7 @@ class TrainingLoop:
                 self._setup.collection.hold_sweeps(True)
                 self._saves.save_last(final=self.finished, stop=stop)
                 self._effects.deliver(line.say)
-                self._notices.release_servers(finished=self._ledger.finished)
+                self._release_servers(line)
                 self._score(line)
                 self._say_deaths(line)
             if self.finished and writer.last is not None and not writer.last.final:
@@ -206,10 +207,22 @@ class TrainingLoop:
                 except ServerLostError as error:
                     if self._notices.stop.is_set():
                         raise
-                    loss, again = self._servers.recover(error, self._saves, line.say)
-                    self._recoveries.begin(loss)
-                    self._counted |= {unit.position: unit.num_rows for unit in again}
-                    self._tables = self._watch_tables()  # what the server counted begins anew
+                    self._recover(error, line)
+
+    def _recover(self, error: ServerLostError, line: ProgressLine) -> None:
+        loss, again = self._servers.recover(error, self._saves, line.say)
+        self._recoveries.begin(loss)
+        self._counted |= {unit.position: unit.num_rows for unit in again}
+        self._tables = self._watch_tables()  # what the server counted begins anew
+
+    def _release_servers(self, line: ProgressLine) -> None:
+        """Lets servers end that were told to; goes on beside one that is started again."""
+        with self._servers.watching():
+            try:
+                self._notices.release_servers(finished=self._ledger.finished)
+            except ServerLostError as error:
+                self._recover(error, line)
+                self._notices.go_on()
 
     def save(self, *, final: bool, rest_secs: float = 0.0) -> Manifest:
         """Writes a checkpoint.
@@ -344,21 +357,6 @@ class TrainingLoop:
                 "the network gives NaN where a numeric column is missing: have its call replace NaN"
             )
         return "lower --sparse-learning-rate or --dense-learning-rate"
-
-    def _way_back(self) -> str:
-        """Says from which checkpoint training can go on, and how."""
-        directory = self._setup.directory
-        manifest = last_finite(directory)
-        if manifest is None:
-            return "start a new model directory: no checkpoint has only finite values"
-        which = f"checkpoint {manifest.number}, step {manifest.step}"
-        if manifest.number == directory.numbers()[-1]:
-            return f"run again: {which}, the newest, has only finite values"
-        command = f"embedps checkpoint rollback {shlex.quote(str(directory.path))} --to"
-        return (
-            f"go back to {which}, the last one with only finite values, by "
-            f"`{command} {manifest.number}`, then run again"
-        )
 
     def _on_failure(self, unit: Unit, error: BaseException) -> OnFailure:
         if self._watch_files is None:

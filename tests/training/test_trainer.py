@@ -306,7 +306,7 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
 
 def test_recovery_in_place_says_where_it_has_no_effect(tmp_path, dataset, capfd):
     make_trainer(dataset, tmp_path / "m", epochs=1, recover_in_place=True).fit()
-    line = "--recover-in-place has no effect with a run that is no local cluster (--num-ps)"
+    line = "--recover-in-place has no effect with a run without parameter servers"
     assert line in capfd.readouterr().out
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, Initializer
 from embedps.tables.table_options import TableOptions
+
+if TYPE_CHECKING:  # imports TensorFlow, which `--help` does not need
+    from .networks.parts import Numerics
 
 MAX_LAYER_WIDTH = 65536
 _MAX_GROUPS = 8
@@ -40,6 +43,30 @@ def numeric_bins() -> Any:
         least=0,
         most=1000,
     )
+
+
+def numeric_waves() -> Any:
+    """Declares the option of the waves of a number."""
+    return option(
+        0,
+        "sines and cosines, of frequencies that are learned, that encode each number's place among "
+        "the bins too; they need --numeric-bins",
+        least=0,
+        most=1000,
+    )
+
+
+def make_numerics(dataset: Dataset, bins: int, waves: int) -> "Numerics":
+    """Makes the layer that encodes a batch's numbers.
+
+    Raises:
+      UsageError: there are waves but no bins.
+    """
+    from .networks.parts import Numerics
+
+    if waves and not bins:
+        raise UsageError(f"numeric_waves {waves} needs numeric_bins: give it 16, for example")
+    return Numerics(edges(dataset, bins), waves=waves)
 
 
 def edges(dataset: Dataset, bins: int) -> npt.NDArray[np.float32] | None:

@@ -9,7 +9,15 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables.table_options import TableOptions
 
-from ._columns import declare, dropout, label_recommender, widths
+from ._columns import (
+    declare,
+    dropout,
+    label_recommender,
+    make_numerics,
+    numeric_bins,
+    numeric_waves,
+    widths,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +30,8 @@ class ExpertsConfig(TableOptions):
         (), "weights of the labels' losses, in the dataset's order (default: 1 each)", above=0
     )
     dropout: float = dropout()
+    numeric_bins: int = numeric_bins()
+    numeric_waves: int = numeric_waves()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +71,7 @@ def make_experts(
             tower_mlp=config.tower_mlp,
             dropout=config.dropout,
             loss_weights=config.loss_weights,
+            numerics=make_numerics(dataset, config.numeric_bins, config.numeric_waves),
         )
 
     return label_recommender(name, config, dataset, build, config.loss_weights)

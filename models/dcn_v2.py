@@ -11,7 +11,15 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.tables.table_options import TableOptions
 
-from ._columns import click_recommender, declare, dropout, widths
+from ._columns import (
+    click_recommender,
+    declare,
+    dropout,
+    make_numerics,
+    numeric_bins,
+    numeric_waves,
+    widths,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +37,8 @@ class Config(TableOptions):
         choices=("stacked", "parallel"),
     )
     dropout: float = dropout()
+    numeric_bins: int = numeric_bins()
+    numeric_waves: int = numeric_waves()
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -52,6 +62,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             rank=config.cross_rank,
             parallel=config.structure == "parallel",
             dropout=config.dropout,
+            numerics=make_numerics(dataset, config.numeric_bins, config.numeric_waves),
         )
 
     return click_recommender("dcn_v2", config, dataset, build)

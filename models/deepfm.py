@@ -14,8 +14,9 @@ from ._columns import (
     click_recommender,
     declare,
     dropout,
-    edges,
+    make_numerics,
     numeric_bins,
+    numeric_waves,
     small,
     widths,
 )
@@ -30,6 +31,7 @@ class Config(NetworkConfig):
     )
     dropout: float = dropout()
     numeric_bins: int = numeric_bins()
+    numeric_waves: int = numeric_waves()
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -59,7 +61,7 @@ def make_added(name: str, config: Config, dataset: Dataset, *, pairwise: bool) -
             pairwise=pairwise,
             dropout=config.dropout,
             compute_dtype=config.compute_dtype,
-            edges=edges(dataset, config.numeric_bins),
+            numerics=make_numerics(dataset, config.numeric_bins, config.numeric_waves),
         )
 
     return click_recommender(name, config, dataset, build)

@@ -19,10 +19,19 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.tables import FeatureSpec
 
-from ._columns import NetworkConfig, click_recommender, declare, widths
+from ._columns import (
+    NetworkConfig,
+    click_recommender,
+    declare,
+    make_numerics,
+    numeric_bins,
+    numeric_waves,
+    widths,
+)
 
 if TYPE_CHECKING:  # imports TensorFlow, which `--help` does not need
     from .networks.dlrm import DLRM
+    from .networks.parts import Numerics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +46,8 @@ class Config(NetworkConfig):
         (512, 256),
         "widths of the layers over the interactions; a last layer of one logit is added",
     )
+    numeric_bins: int = numeric_bins()
+    numeric_waves: int = numeric_waves()
 
 
 def build(
@@ -45,6 +56,7 @@ def build(
     *,
     label: str = "label",
     has_numerics: bool = True,
+    numerics: "Numerics | None" = None,
 ) -> "DLRM":
     """Builds the model over declared features."""
     from embedps.layers.embeddings import Embeddings
@@ -58,6 +70,7 @@ def build(
         bottom_mlp=config.bottom_mlp if has_numerics else None,
         top_mlp=config.top_mlp,
         compute_dtype=config.compute_dtype,
+        numerics=numerics,
     )
 
 
@@ -68,9 +81,13 @@ def make(config: Config, dataset: Dataset) -> Recommender:
       UsageError: the dataset has no categorical column, so there is no table to train.
     """
     features = declare(config, dataset.categorical)
-    return click_recommender(
-        "dlrm",
-        config,
-        dataset,
-        lambda: build(config, features, label=dataset.label, has_numerics=bool(dataset.numeric)),
-    )
+    has_numerics = bool(dataset.numeric)
+
+    def made() -> "DLRM":
+        numerics = make_numerics(dataset, config.numeric_bins, config.numeric_waves)
+        encoded = numerics if has_numerics and config.numeric_bins else None
+        return build(
+            config, features, label=dataset.label, has_numerics=has_numerics, numerics=encoded
+        )
+
+    return click_recommender("dlrm", config, dataset, made)

@@ -21,9 +21,7 @@ class PlanConfig:
         least=0,
         most=MAX_COUNT,
     )
-    link_gbits: float = option(
-        25.0, "bandwidth of each machine's link, in Gbit/s", above=0, most=1e6
-    )
+    link_gbits: float = option(25.0, "Gbit/s of each machine's link", above=0, most=1e6)
     scan: bool = option(
         True,
         "read the whole training split to count rows; otherwise take the dataset's own counts, "

@@ -275,9 +275,9 @@ class FitResult:
     def _lines_of_end(self, metric: str) -> list[str]:
         """Says that the run ends with its best checkpoint, or that it ends far below that one."""
         if ended := self.summary.get("ended_with"):
-            scores = f"{_shown(ended['metric'], ended['score'])} at step {ended['step']:,}"
+            best_is = f"{_shown(ended['metric'], ended['score'])} at step {ended['step']:,}"
             last = f"{_shown(ended['metric'], ended['last_score'])} at step {ended['last_step']:,}"
-            return [f"ends with the best checkpoint again, {scores}: the last had {last}"]
+            return [f"ends with the best checkpoint again, {best_is}: the last had {last}"]
         after = self.summary.get("scores_after_step", -1)
         scores = Scores(score for score in self.scores if score.step > after)
         for name in (metric, "logloss", "loss", "auc"):

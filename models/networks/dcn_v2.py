@@ -10,7 +10,7 @@ from embedps.engine.click_model import ClickModel
 from embedps.layers.dense import MLP
 from embedps.layers.embeddings import Embeddings
 
-from .parts import HiddenLayers, filled_numerics
+from .parts import HiddenLayers, Numerics
 
 
 class DCNv2(ClickModel):
@@ -26,6 +26,7 @@ class DCNv2(ClickModel):
         rank: int | None = None,
         parallel: bool = False,
         dropout: float = 0.0,
+        numerics: Numerics,
     ) -> None:
         """Makes the layers.
 
@@ -36,9 +37,11 @@ class DCNv2(ClickModel):
           rank: of the cross layers' matrices; None is full.
           parallel: the deep layers take the features, not the crosses; the logit takes both.
           dropout: share of a deep layer's outputs that a training step drops.
+          numerics: encodes the numbers.
         """
         super().__init__(label=label)
         self.embeddings = embeddings
+        self.numerics = numerics
         self.crosses = [tfrs.layers.dcn.Cross(projection_dim=rank) for _ in range(cross_layers)]
         self.hidden = HiddenLayers(deep_mlp, dropout=dropout)
         self.out = MLP([1])
@@ -46,7 +49,7 @@ class DCNv2(ClickModel):
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
         """Computes the logits of a batch, float32 [batch]."""
-        first = tf.concat([filled_numerics(features), *self.embeddings(features).values()], axis=1)
+        first = tf.concat([self.numerics(features), *self.embeddings(features).values()], axis=1)
         crossed = first
         for cross in self.crosses:
             crossed = cross(first, crossed)

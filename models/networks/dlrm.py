@@ -10,6 +10,8 @@ from embedps.engine.click_model import ClickModel
 from embedps.layers.dense import MLP, dot_interaction
 from embedps.layers.embeddings import Embeddings
 
+from .parts import Numerics
+
 
 class DLRM(ClickModel):
     """Predicts a click from numeric features and embeddings of one dim."""
@@ -23,6 +25,7 @@ class DLRM(ClickModel):
         top_mlp: Sequence[int],
         bottom_mlp: Sequence[int] | None = None,
         compute_dtype: str = "float32",
+        numerics: Numerics | None = None,
         **kwargs: Any,
     ) -> None:
         """Makes the layers.
@@ -35,11 +38,13 @@ class DLRM(ClickModel):
           bottom_mlp: widths of the layers over the numeric features; a last layer of
             `embedding_dim` is added. None: the network reads no numeric features.
           compute_dtype: "float32" or "bfloat16", of the products; weights and logits are float32.
+          numerics: encodes the numeric features; None gives them as they are, a missing one as 0.
           kwargs: those of `tf.keras.Model`.
         """
         super().__init__(label=label, **kwargs)
         self.embeddings = embeddings
         self._interaction_dtype = compute_dtype
+        self.numerics = numerics
         self._bottom: MLP | None = None
         if bottom_mlp is not None:
             self._bottom = MLP(
@@ -65,7 +70,10 @@ class DLRM(ClickModel):
         direct = vectors  # what the top MLP takes besides the dot products
         if self._bottom is not None:
             numerics = features[NUMERICS]
-            numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+            if self.numerics is None:
+                numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+            else:
+                numerics = self.numerics(features)
             direct = [self._bottom(numerics)]
             vectors = [*direct, *vectors]
         if len(vectors) > 1:

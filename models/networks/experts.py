@@ -9,7 +9,7 @@ from embedps.data.dataset_metadata import LabelColumn
 from embedps.layers.dense import MLP
 from embedps.layers.embeddings import Embeddings
 
-from .parts import HiddenLayers, filled_numerics
+from .parts import HiddenLayers, Numerics
 from .tasks import MultiTask
 
 
@@ -84,6 +84,7 @@ class MixtureOfExperts(MultiTask):
         tower_mlp: Sequence[int],
         dropout: float = 0.0,
         loss_weights: Sequence[float] = (),
+        numerics: Numerics,
     ) -> None:
         """Makes the layers.
 
@@ -95,9 +96,11 @@ class MixtureOfExperts(MultiTask):
           tower_mlp: widths of the layers after the gates, per label.
           dropout: share of a hidden layer's outputs that a training step drops.
           loss_weights: of the labels' losses.
+          numerics: encodes the numbers.
         """
         super().__init__(labels, loss_weights)
         self.embeddings = embeddings
+        self.numerics = numerics
         self.extractions = [
             _Extraction(
                 len(self.labels),
@@ -114,7 +117,7 @@ class MixtureOfExperts(MultiTask):
 
     def answers(self, features: Mapping[str, Any], *, training: bool) -> list[tf.Tensor]:
         """Computes what is predicted per label, float32 [batch, width]."""
-        x = tf.concat([filled_numerics(features), *self.embeddings(features).values()], axis=1)
+        x = tf.concat([self.numerics(features), *self.embeddings(features).values()], axis=1)
         per_task, common = [x] * len(self.labels), x
         for extraction in self.extractions:
             per_task, common = extraction((per_task, common), training=training)

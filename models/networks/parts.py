@@ -53,27 +53,34 @@ def drawn(catalog: tf.Tensor, count: int) -> tf.Tensor:
 
 
 class Numerics(tf.keras.layers.Layer):
-    """Encodes a batch's numbers, each by bins if it has any (Gorishniy et al. 2022)."""
+    """Encodes a batch's numbers by bins, and by waves, if it has any (Gorishniy et al. 2022)."""
 
-    def __init__(self, edges: npt.NDArray[np.float32] | None = None) -> None:
+    def __init__(self, edges: npt.NDArray[np.float32] | None = None, *, waves: int = 0) -> None:
         """Takes the bins.
 
         Args:
           edges: of the bins, ascending, float32 [n, bins + 1]. None gives the numbers themselves,
             as `filled_numerics` does. A checkpoint keeps the edges.
+          waves: how many frequencies are learned per number.
         """
         super().__init__(autocast=False)
-        self._edges = None
+        self._edges = self._frequencies = None
         if edges is not None and edges.size:
             first = tf.constant_initializer(edges)
             self._edges = self.add_weight("edges", edges.shape, initializer=first, trainable=False)
+            if waves:
+                normal = tf.keras.initializers.RandomNormal(stddev=2.0)
+                shape = [edges.shape[0], waves]
+                self._frequencies = self.add_weight("frequencies", shape, initializer=normal)
         self.built = True
 
     def call(self, features: Mapping[str, Any]) -> tf.Tensor:
-        """Encodes numbers: float32 [batch, n * bins + n].
+        """Encodes numbers: float32 [batch, n * (bins + 2 * waves) + n].
 
         A bin below a number is 1, one above it is 0, and the bin that has it is the share of the
-        bin that is below it. A missing number has zeros; at the end are flags of what is missing.
+        bin that is below it. The mean of the bins is the number's place, in [0, 1], and the waves
+        are sines and cosines of it. A missing number has zeros; at the end are flags of what is
+        missing.
         """
         if self._edges is None:
             return filled_numerics(features)
@@ -82,9 +89,14 @@ class Numerics(tf.keras.layers.Layer):
         share = tf.math.divide_no_nan(numbers[:, :, None] - low, high - low)
         is_missing = tf.math.is_nan(numbers)
         share = tf.where(is_missing[:, :, None], tf.zeros_like(share), share)
-        width = share.shape[1] * share.shape[2]
-        bins = tf.reshape(tf.clip_by_value(share, 0.0, 1.0), [-1, width])
-        return tf.concat([bins, tf.cast(is_missing, tf.float32)], axis=1)
+        share = tf.clip_by_value(share, 0.0, 1.0)
+        parts = [flat(share)]
+        if self._frequencies is not None:
+            place = tf.reduce_mean(share, axis=2, keepdims=True)
+            angle = (2 * np.pi) * place * self._frequencies
+            waves = tf.concat([tf.sin(angle), tf.cos(angle)], axis=2)
+            parts += [flat(tf.where(is_missing[:, :, None], tf.zeros_like(waves), waves))]
+        return tf.concat([*parts, tf.cast(is_missing, tf.float32)], axis=1)
 
 
 class HiddenLayers(tf.keras.layers.Layer):

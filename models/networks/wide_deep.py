@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from embedps.engine.click_model import ClickModel
@@ -27,7 +25,7 @@ class WideDeep(ClickModel):
         pairwise: bool,
         dropout: float = 0.0,
         compute_dtype: str = "float32",
-        edges: npt.NDArray[np.float32] | None = None,
+        numerics: Numerics,
     ) -> None:
         """Makes the layers.
 
@@ -38,11 +36,11 @@ class WideDeep(ClickModel):
           pairwise: add the dot products of all pairs of vectors (DeepFM).
           dropout: share of a deep layer's outputs that a training step drops.
           compute_dtype: "float32" or "bfloat16", of the deep part's products.
-          edges: of the bins that encode the numbers, as `Numerics` takes them.
+          numerics: encodes the numbers.
         """
         super().__init__(label=label)
         self.embeddings = embeddings
-        self.numerics = Numerics(edges)
+        self.numerics = numerics
         self.linear = Linear()
         self.hidden = HiddenLayers(deep_mlp, dropout=dropout, compute_dtype=compute_dtype)
         self.out = MLP([1], compute_dtype=compute_dtype, out_dtype="float32")

@@ -84,19 +84,27 @@ def pairs(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.sum(products, axis=0) if products else np.zeros(len(vectors))
 
 
-def encoded(numbers: npt.NDArray[Any], edges: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def encoded(
+    numbers: npt.NDArray[Any], edges: npt.NDArray[Any], frequencies: npt.NDArray[Any] | None
+) -> npt.NDArray[Any]:
     shares = np.zeros((*numbers.shape, edges.shape[1] - 1))
     for j, row in enumerate(edges):
         for k, (low, high) in enumerate(itertools.pairwise(row)):
             if low < high:
                 shares[:, j, k] = np.interp(numbers[:, j], [low, high], [0, 1])
-    return shares.reshape(len(numbers), -1)
+    bins = shares.reshape(len(numbers), -1)
+    if frequencies is None:
+        return bins
+    angles = 2 * np.pi * shares.mean(2)[:, :, None] * frequencies
+    waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=2)
+    return np.concatenate([bins, waves.reshape(len(numbers), -1)], axis=1)
 
 
 def plain_logits(
     name: str, config: Any, model: Any, rows: npt.NDArray[Any], numbers: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     plain = Plain(model)
+    plain.take(model.numerics) if hasattr(model, "numerics") else None  # has `numbers` encoded
     if name == "dcn_v2":
         first = np.concatenate([numbers, rows.reshape(len(rows), -1)], axis=1)
         x = first
@@ -130,7 +138,8 @@ VARIANTS = [
     ("wide_deep", {"deep_mlp": ()}),
     ("deepfm", {"dropout": 0.5}),
     ("wide_deep", {"numeric_bins": 3}),
-    ("deepfm", {"numeric_bins": 2}),
+    ("deepfm", {"numeric_bins": 2, "numeric_waves": 3}),
+    ("dcn_v2", {"numeric_bins": 4, "numeric_waves": 1}),
     ("dcn_v2", {"cross_rank": 3}),
     ("dcn_v2", {"structure": "parallel", "dropout": 0.3}),
 ]
@@ -159,7 +168,9 @@ def test_logits_equal_those_of_numpy(
     if bins := options.get("numeric_bins"):
         edges = _columns.edges(dataset, bins)
         assert edges is not None
-        numbers = encoded(numbers, edges)
+        frequencies = built.model.numerics._frequencies
+        assert (frequencies is not None) == (bool(dataset.numeric) and "numeric_waves" in options)
+        numbers = encoded(numbers, edges, frequencies)
         numbers[:2] = 0
     numbers = np.concatenate([numbers, np.isnan(missing)], axis=1)
     with built.embeddings.providing({n: tf.constant(v) for n, v in found.items()}):

@@ -165,3 +165,15 @@ def test_dataset_without_a_categorical_column_is_refused(planted: Dataset, numer
     with pytest.raises(UsageError, match=rf"none beside {numerics} numeric ones: declare") as error:
         dlrm.make(TINY_DLRM, dataset)
     assert "\n" not in str(error.value)
+
+
+def test_numbers_can_be_encoded_by_bins_and_waves(planted: Dataset) -> None:
+    """The bottom MLP takes what `Numerics` gives, which test_click_models.py checks."""
+    options = {"numeric_bins": 3, "numeric_waves": 2}
+    config = dataclasses.replace(TINY_DLRM, **options)
+    built = StepModel(dlrm.make(config, planted), planted)
+    width = len(planted.numeric) * (3 + 2 * 2 + 1)
+    shapes = [tuple(v.shape) for v in built.model._bottom.trainable_variables]
+    assert shapes[0][0] == width
+    with pytest.raises(UsageError, match="numeric_waves 2 needs numeric_bins"):
+        StepModel(dlrm.make(dataclasses.replace(config, numeric_bins=0), planted), planted)

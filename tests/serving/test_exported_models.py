@@ -43,6 +43,8 @@ TINY: dict[str, Any] = {"embedding_dim": 4, "max_length": 3}
 DEEP: dict[str, Any] = {"embedding_dim": 4, "deep_mlp": (8,)}
 EXPERTS: dict[str, Any] = {"embedding_dim": 4, "expert_mlp": (8,), "tower_mlp": (5,)}
 
+ENCODED = {"numeric_bins": 4, "numeric_waves": 3}
+
 
 def recommenders(directory: Path) -> dict[str, tuple[Recommender, Dataset]]:
     """Each model with a dataset: numbers and ids, ids and lists only, several labels, histories."""
@@ -53,7 +55,7 @@ def recommenders(directory: Path) -> dict[str, tuple[Recommender, Dataset]]:
     users = planted_interactions.write_dataset(directory / "users")
     of_labels = {
         "mmoe": mmoe.make(mmoe.Config(**EXPERTS, num_experts=3), every),
-        "ple": ple.make(ple.Config(**EXPERTS, shared_experts=2, own_experts=1), every),
+        "ple": ple.make(ple.Config(**EXPERTS, **ENCODED, shared_experts=2, own_experts=1), every),
         "every_column": Recommender(build=every_column.EveryColumn),
     }
     towers = two_tower.Config(embedding_dim=8, tower_mlp=(16,), num_negatives=20, history="history")
@@ -65,7 +67,7 @@ def recommenders(directory: Path) -> dict[str, tuple[Recommender, Dataset]]:
         "logistic_regression": logistic_regression.make(logistic_regression.Config(), clicks),
         "fm": fm.make(fm.Config(embedding_dim=4), clicks),
         "wide_deep": wide_deep.make(wide_deep.Config(**DEEP), clicks),
-        "dcn_v2": dcn_v2.make(dcn_v2.Config(**DEEP, cross_layers=2), clicks),
+        "dcn_v2": dcn_v2.make(dcn_v2.Config(**DEEP, **ENCODED, cross_layers=2), clicks),
     }
     narrow: dict[str, Any] = {"embedding_dim": 4, "top_mlp": (8,)}
     of_genres = {

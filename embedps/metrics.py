@@ -1,6 +1,6 @@
 """Computes metrics from counts that add up over batches, units and workers.
 
-A batch's counts of clicks are four sums and two histograms of the logit. Counts can be added
+A batch's counts of clicks are some sums and two histograms of the logit. Counts can be added
 exactly, so the metrics over any set of completed units equal those of one pass over their examples.
 """
 
@@ -26,8 +26,10 @@ class ClickCounts(NamedTuple):
     """Counts of a set of examples.
 
     Attributes:
-      sums: float64 [4]: examples, positives, sum of log losses, sum of predicted probabilities.
-      histograms: int64 [2, NUM_BINS] of the negatives' and the positives' logits.
+      sums: float64 [6], over the examples: 1, label, log loss, predicted probability, squared and
+        absolute error; each times the weight, if there are weights.
+      histograms: int64 [2, NUM_BINS] of the negatives' and the positives' logits; float64 of soft
+        labels, and of examples times their weights.
     """
 
     sums: tf.Tensor
@@ -38,36 +40,62 @@ class ClickCounts(NamedTuple):
         return ClickCounts(self.sums + more.sums, self.histograms + more.histograms)
 
 
+NUM_SUMS = 6
+
+
 def zero_counts() -> ClickCounts:
     """Returns the counts of no examples."""
-    return ClickCounts(tf.zeros([4], tf.float64), tf.zeros([2, NUM_BINS], tf.int64))
+    return ClickCounts(tf.zeros([NUM_SUMS], tf.float64), tf.zeros([2, NUM_BINS], tf.int64))
 
 
-def count(labels: tf.Tensor, logits: tf.Tensor) -> ClickCounts:
+def count(
+    labels: tf.Tensor,
+    logits: tf.Tensor,
+    weights: tf.Tensor | None = None,
+    *,
+    dtype: tf.DType = tf.int64,
+) -> ClickCounts:
     """Counts a batch, in a graph.
 
     Args:
-      labels: float32 [batch], 0 or 1.
+      labels: float32 [batch], 0 or 1; or from 0 to 1, if the dtype is float64. An example of label
+        y counts as y of a positive and 1 - y of a negative.
       logits: float32 [batch].
+      weights: float32 [batch]; whole numbers, if the dtype is int64. An example of weight 0 is not
+        counted, whatever its label and logit are.
+      dtype: of the histograms: int64 or float64.
     """
     losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-    sums = tf.stack(
-        [
-            tf.cast(tf.size(labels), tf.float64),
-            tf.reduce_sum(tf.cast(labels, tf.float64)),
-            tf.reduce_sum(tf.cast(losses, tf.float64)),
-            tf.reduce_sum(tf.cast(tf.sigmoid(logits), tf.float64)),
-        ]
-    )
+    predicted = tf.sigmoid(logits)
+    errors = tf.cast(predicted - labels, tf.float64)
+    parts = [
+        tf.ones_like(errors),
+        *(tf.cast(each, tf.float64) for each in (labels, losses, predicted)),
+        tf.square(errors),
+        tf.abs(errors),
+    ]
+    times = None if weights is None else tf.cast(weights, tf.float64)
+    if times is not None:
+        parts = [tf.math.multiply_no_nan(each, times) for each in parts]
+    bins = bins_of(logits)
+    each = tf.ones_like(bins, dtype) if times is None else tf.cast(times, dtype)
+    if dtype.is_integer:
+        places = bins + tf.cast(labels > 0.5, tf.int32) * NUM_BINS
+    else:
+        positive = tf.cast(labels, dtype)
+        places = tf.concat([bins, bins + NUM_BINS], 0)
+        each = tf.concat([(1 - positive) * each, positive * each], 0)
+    flat = tf.math.unsorted_segment_sum(each, places, num_segments=2 * NUM_BINS)
+    sums = tf.stack([tf.reduce_sum(part) for part in parts])
+    return ClickCounts(sums, tf.reshape(flat, [2, NUM_BINS]))
+
+
+def bins_of(logits: tf.Tensor) -> tf.Tensor:
+    """Gives the bins of logits in the histograms, int32 [batch]."""
     scaled = (tf.asinh(logits) + ASINH_BOUND) * (NUM_BINS / (2 * ASINH_BOUND))
     # A NaN could be cast to any bin. The loss shows it.
     scaled = tf.where(tf.math.is_nan(scaled), 0.0, scaled)
-    bins = tf.cast(tf.clip_by_value(scaled, 0, NUM_BINS - 1), tf.int32)
-    offset = tf.cast(labels > 0.5, tf.int32) * NUM_BINS
-    flat = tf.math.unsorted_segment_sum(
-        tf.ones_like(bins, tf.int64), bins + offset, num_segments=2 * NUM_BINS
-    )
-    return ClickCounts(sums, tf.reshape(flat, [2, NUM_BINS]))
+    return tf.cast(tf.clip_by_value(scaled, 0, NUM_BINS - 1), tf.int32)
 
 
 def histogram_auc(histograms: tf.Tensor) -> tf.Tensor:
@@ -76,7 +104,7 @@ def histogram_auc(histograms: tf.Tensor) -> tf.Tensor:
     A pair is a negative and a positive example, ordered if the positive has the greater score.
 
     Args:
-      histograms: int64 [2, bins] of the negatives' and the positives' scores.
+      histograms: [2, bins] of the negatives' and the positives' scores.
 
     Returns:
       The AUC in [0, 1], float64 scalar; NaN without examples of both labels.
@@ -87,30 +115,73 @@ def histogram_auc(histograms: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(positives * below) / pairs
 
 
+def histogram_auprc(histograms: tf.Tensor) -> tf.Tensor:
+    """Computes the average precision: the mean, over the positives, of the precision at theirs.
+
+    Args:
+      histograms: as of `histogram_auc`.
+
+    Returns:
+      Float64 scalar in [0, 1]; NaN without a positive.
+    """
+    negatives, positives = tf.unstack(tf.cast(histograms, tf.float64))
+    true = tf.cumsum(positives, reverse=True)
+    precision = tf.math.divide_no_nan(true, true + tf.cumsum(negatives, reverse=True))
+    return tf.reduce_sum(positives * precision) / tf.reduce_sum(positives)
+
+
 class ClickMetrics(tf.keras.metrics.Metric):
-    """The scores of a click model: AUC, log loss, normalized entropy and calibration.
+    """The scores of a click model: see `click_scores`.
 
     It is a Keras metric, for `update_state` in a model's `compute_loss`. Its two variables are the
-    counts of the examples: float64 [4] and int64 [2, NUM_BINS].
+    counts of the examples, as ClickCounts has them; with weights there are two more.
     """
 
-    def __init__(self, name: str = "click") -> None:
+    def __init__(self, name: str = "click", *, soft: bool = False, weighted: bool = False) -> None:
+        """Makes the counts.
+
+        Args:
+          soft: labels are any numbers from 0 to 1.
+          weighted: examples have weights: the scores are also those of examples times their
+            weights, under names such as "weighted_auc".
+        """
         super().__init__(name=name)
-        self._sums = self.add_weight("sums", [4], dtype=tf.float64, initializer="zeros")
-        self._histograms = self.add_weight(
-            "histograms", [2, NUM_BINS], dtype=tf.int64, initializer="zeros"
+        self._counts = {"": self._add_counts("", tf.float64 if soft else tf.int64)}
+        if weighted:
+            self._counts["weighted_"] = self._add_counts("weighted_", tf.float64)
+
+    def _add_counts(self, prefix: str, dtype: tf.DType) -> ClickCounts:
+        shapes = {"sums": ([NUM_SUMS], tf.float64), "histograms": ([2, NUM_BINS], dtype)}
+        return ClickCounts(
+            **{
+                name: self.add_weight(prefix + name, shape, dtype=kind, initializer="zeros")
+                for name, (shape, kind) in shapes.items()
+            }
         )
 
-    def update_state(self, labels: tf.Tensor, logits: tf.Tensor) -> None:
+    def update_state(
+        self,
+        labels: tf.Tensor,
+        logits: tf.Tensor,
+        weights: tf.Tensor | None = None,
+        present: tf.Tensor | None = None,
+    ) -> None:
         """Counts a batch.
 
         Args:
-          labels: float32 [batch], 0 or 1.
+          labels: float32 [batch], 0 or 1; with `soft`, from 0 to 1.
           logits: float32 [batch].
+          weights: float32 [batch], if it is weighted.
+          present: bool [batch]: which labels there are; by default all. The others do not count.
         """
-        counts = count(labels, logits)
-        self._sums.assign_add(counts.sums)
-        self._histograms.assign_add(counts.histograms)
+        there = None if present is None else tf.cast(present, tf.float32)
+        for name, counted in self._counts.items():
+            times = there
+            if name and weights is not None:
+                times = weights if there is None else weights * there
+            more = count(labels, logits, times, dtype=counted.histograms.dtype)
+            counted.sums.assign_add(more.sums)
+            counted.histograms.assign_add(more.histograms)
 
     def reset_state(self) -> None:
         """Forgets what was counted."""
@@ -119,7 +190,11 @@ class ClickMetrics(tf.keras.metrics.Metric):
 
     def result(self) -> dict[str, Any]:
         """Computes the scores so far, as `click_scores` does."""
-        return click_scores(self._sums.read_value(), self._histograms.read_value())
+        return {
+            prefix + name: value
+            for prefix, counts in self._counts.items()
+            for name, value in click_scores(*(each.read_value() for each in counts)).items()
+        }
 
 
 def click_scores(sums: tf.Tensor, histograms: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -134,17 +209,23 @@ def click_scores(sums: tf.Tensor, histograms: tf.Tensor) -> dict[str, tf.Tensor]
       normalized_entropy: log loss over the entropy of the base rate (He et al. 2014); lower is
         better, and below 1 is better than predicting the base rate.
       calibration: predicted over actual positives; 1 is calibrated.
+      auprc: area under the curve of precision over recall, as average precision.
+      rmse, mae: root mean squared, and mean absolute, difference of probability and label.
     """
-    examples, positives, loss, predicted = tf.unstack(tf.cast(sums, tf.float64))
+    examples, positives, loss, predicted, square, absolute = tf.unstack(tf.cast(sums, tf.float64))
     rate = positives / examples
     entropy = -(rate * tf.math.log(rate) + (1 - rate) * tf.math.log1p(-rate))
     logloss = loss / examples
     nan = tf.constant(float("nan"), tf.float64)
+    is_nan = tf.math.is_nan(loss)
     return {
-        "auc": tf.where(tf.math.is_nan(loss), nan, histogram_auc(histograms)),
+        "auc": tf.where(is_nan, nan, histogram_auc(histograms)),
         "logloss": logloss,
         "normalized_entropy": logloss / entropy,
         "calibration": tf.where(positives > 0, predicted / positives, nan),
+        "auprc": tf.where(is_nan, nan, histogram_auprc(histograms)),
+        "rmse": tf.sqrt(square / examples),
+        "mae": absolute / examples,
     }
 
 
@@ -200,9 +281,15 @@ class ClickScores:
         parts = [
             f"{_LABELS.get(name, name)} {value:.{digits.get(name, 5)}f}"
             for name, value in self.values.items()
+            if not self._is_further(name)
         ]
         line = ", ".join([*parts, f"{self.examples:,} examples"])
         return line + " (some have a loss that is not a number)" * self._loses_numbers
+
+    def _is_further(self, name: str) -> bool:
+        """Tells whether a score is beside the AUC of the same label, in the log only."""
+        stem = name.removesuffix("auprc").removesuffix("rmse").removesuffix("mae")
+        return stem != name and f"{stem}auc" in self.values
 
     @property
     def _loses_numbers(self) -> bool:

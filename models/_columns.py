@@ -197,7 +197,7 @@ def find_columns(
 
 
 def weight_columns(dataset: Dataset) -> tuple[str, ...]:
-    """Names the column of weights, if there is one."""
+    """Names the columns of weights of all labels together."""
     return (dataset.weight,) if dataset.weight else ()
 
 
@@ -205,8 +205,12 @@ def weighed(build: Callable[[], Any], dataset: Dataset) -> Callable[[], Any]:
     """Makes a model's builder set `weight`, the column whose values multiply examples' losses."""
 
     def weighed_model() -> Any:
+        from embedps.engine.click_model import ClickModel
+
         model = build()
         model.weight = dataset.weight
+        if isinstance(model, ClickModel):
+            model.declare(dataset.labels[0])
         return model
 
     return weighed_model
@@ -258,10 +262,12 @@ def _recommender(
             "in its schema and make the dataset again; sasrec and two_tower need none"
         )
     names = (*(f.name for f in dataset.numeric), *(f.name for f in dataset.categorical))
+    own = [label.weight or dataset.weight for label in dataset.labels if label.name in labels]
+    weights = dict.fromkeys(name for name in own if name)
     wire_dtype = config.resolved_wire_dtype if isinstance(config, NetworkConfig) else "float32"
     return Recommender(
         build=weighed(build, dataset),
-        columns=(*labels, *names, *weight_columns(dataset)),
+        columns=(*labels, *names, *weights),
         missing_id=dataset.missing_id,
         wire_dtype=wire_dtype,
         model=model,

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from embedps import metrics
 from embedps.metrics import Accumulator, ClickCounts, click_scores, count, zero_counts
+from tests import plain_scores
 
 NUM = 200_000
 
@@ -199,3 +200,39 @@ def test_largest_logits_fall_into_the_outer_bins(logit):
     counts = count(tf.constant([1.0, 0.0]), tf.constant([logit, 0.0], tf.float32))
     bins = np.flatnonzero(counts.histograms.numpy()[1])
     assert bins == [metrics.NUM_BINS - 1 if logit > 0 else 0]
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("levels", [0, 3])
+def test_scores_equal_their_definitions_with_ties_and_weights(soft, levels):
+    rng = np.random.default_rng(5)
+    labels, logits = planted(1.5, num=1500)
+    labels = rng.random(1500).astype("f4") if soft else labels
+    logits = np.round(logits * levels) / np.float32(levels) if levels else logits
+    weights = rng.choice([0, 0.5, 1, 7], 1500).astype("f4")
+    present = rng.random(1500) < 0.8
+    labels[~present], logits[np.flatnonzero(weights == 0)[0]] = 0, 30
+    metric = metrics.ClickMetrics(soft=soft, weighted=True)
+    for part in np.split(np.arange(1500), 4):
+        metric.update_state(*(tf.constant(x[part]) for x in (labels, logits, weights, present)))
+    found = {name: float(value) for name, value in metric.result().items()}
+    y, x, w = labels[present], logits[present], weights[present]
+    expected = plain_scores.click_scores(y, x)
+    expected |= {f"weighted_{n}": v for n, v in plain_scores.click_scores(y, x, w).items()}
+    assert found == pytest.approx(expected, abs=3e-4)
+    assert "AUC" in accumulate(y, x).describe()
+    assert "rmse" not in accumulate(y, x).describe()
+
+
+def test_an_example_of_weight_0_does_not_count_even_if_it_is_not_a_number():
+    labels, logits = planted(1.0, num=100)
+    weights = np.ones(100, np.float32)
+    logits[3], weights[3] = np.nan, 0
+    metric = metrics.ClickMetrics(weighted=True)
+    metric.update_state(tf.constant(labels), tf.constant(logits), tf.constant(weights))
+    found = metric.result()
+    assert math.isnan(found["auc"])
+    rest = np.arange(100) != 3
+    assert float(found["weighted_auc"]) == pytest.approx(
+        plain_scores.auc(labels[rest], logits[rest]), abs=1e-3
+    )

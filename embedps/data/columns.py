@@ -23,6 +23,7 @@ class Columns:
     Attributes:
       labels: of any kind.
       weight: of the examples; empty if there is none.
+      own_weights: of single labels.
       numerics: numbers, NaN if missing.
       integers: keys and times.
       ids: one id per example.
@@ -32,6 +33,7 @@ class Columns:
 
     labels: tuple[LabelColumn, ...] = ()
     weight: str = ""
+    own_weights: tuple[str, ...] = ()
     numerics: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
@@ -48,6 +50,7 @@ class Columns:
         columns = cls(
             labels=dataset.labels,
             weight=dataset.weight,
+            own_weights=tuple(name for name in dataset.weights if name != dataset.weight),
             numerics=tuple(f.name for f in dataset.numeric),
             integers=(*dataset.keys, *([dataset.timestamp] if dataset.timestamp else [])),
             ids=tuple(f.name for f in dataset.categorical if not f.ragged),
@@ -69,10 +72,19 @@ class Columns:
         return tuple(label.name for label in self.labels)
 
     @property
+    def weights(self) -> tuple[str, ...]:
+        """The names of all columns of weights."""
+        return (*([self.weight] if self.weight else []), *self.own_weights)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of labels and weights, which no prediction needs."""
+        return (*self.label_names, *self.weights)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of all columns."""
-        weights = (self.weight,) if self.weight else ()
-        singles = (*self.label_names, *weights, *self.numerics, *self.integers, *self.ids)
+        singles = (*self.label_names, *self.weights, *self.numerics, *self.integers, *self.ids)
         return (*singles, *self.id_lists, *self.float_lists)
 
     def keep(self, names: Collection[str]) -> Columns:
@@ -80,6 +92,7 @@ class Columns:
         return Columns(
             labels=tuple(label for label in self.labels if label.name in names),
             weight=self.weight if self.weight in names else "",
+            own_weights=tuple(name for name in self.own_weights if name in names),
             numerics=tuple(name for name in self.numerics if name in names),
             integers=tuple(name for name in self.integers if name in names),
             ids=tuple(name for name in self.ids if name in names),
@@ -89,16 +102,19 @@ class Columns:
 
     def reader(self, *, batch_rows: int, shuffle_rows: int, missing_id: int) -> UnitReader:
         """Makes the reader of these columns; see UnitReader."""
+        loose = tuple(label for label in self.labels if label.optional or label.soft)
+        strict = [label for label in self.labels if label not in loose]
         return UnitReader(
             batch_rows=batch_rows,
             shuffle_rows=shuffle_rows,
             missing_id=missing_id,
-            labels=tuple(label.name for label in self.labels if label.kind == "binary"),
+            labels=tuple(label.name for label in strict if label.kind == "binary"),
             class_labels=tuple(
-                (label.name, label.classes) for label in self.labels if label.kind == "classes"
+                (label.name, label.classes) for label in strict if label.kind == "classes"
             ),
-            floats=tuple(label.name for label in self.labels if label.kind == "number"),
-            weights=(self.weight,) if self.weight else (),
+            floats=tuple(label.name for label in strict if label.kind == "number"),
+            loose_labels=loose,
+            weights=self.weights,
             numerics=self.numerics,
             integers=self.integers,
             ids=self.ids,
@@ -115,7 +131,7 @@ class Columns:
                 batch[label.name] = tf.constant([0, label.classes - 1], tf.int64)
             else:
                 batch[label.name] = tf.constant([0.0, 1.0])
-        floats = (*self.numerics, *([self.weight] if self.weight else []))
+        floats = (*self.numerics, *self.weights)
         batch |= {name: tf.ones([rows]) for name in floats}
         batch |= {name: tf.ones([rows], tf.int64) for name in (*self.integers, *self.ids)}
         # No list is empty: Keras' mean over nothing is NaN, and a dataset may have no such list.
@@ -124,6 +140,27 @@ class Columns:
             lists = tf.RaggedTensor.from_row_splits(tf.ones([3], dtype), splits)
             batch |= dict.fromkeys(names, lists)
         return batch
+
+    def targets_of(
+        self, batch: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Gives the labels of a batch as compiled models take them.
+
+        Returns:
+          By label: its values, a missing one as 0; its weights, 0 where it is missing, if it has
+          any; and which of its values are there, bool [batch], if some may be missing.
+        """
+        labels, weights, present = {}, {}, {}
+        for label in self.labels:
+            labels[label.name] = value = batch[label.name]
+            if weight := label.weight or self.weight:
+                weights[label.name] = batch[weight]
+            if label.optional:
+                there = present[label.name] = is_present(value)
+                labels[label.name] = tf.where(there, value, tf.zeros_like(value))
+                counted = tf.cast(there, tf.float32)
+                weights[label.name] = counted * weights.get(label.name, 1.0)
+        return labels, weights, present
 
     def fill(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Adds the columns that a batch lacks, with zeros and empty lists.
@@ -147,3 +184,8 @@ class Columns:
             else:
                 filled[name] = tf.zeros([rows], dtype)
         return filled
+
+
+def is_present(labels: tf.Tensor) -> tf.Tensor:
+    """Tells which labels of a batch are not missing, bool [batch]."""
+    return labels >= 0 if labels.dtype.is_integer else ~tf.math.is_nan(labels)

@@ -100,7 +100,7 @@ class Dataset:
         expected |= {label.name: label.arrow_type for label in self.labels}
         expected |= dict.fromkeys(self.float_lists, FLOAT_LIST_TYPE)
         expected |= dict.fromkeys(self.keys, "int64")
-        expected |= {self.weight: "float"} if self.weight else {}
+        expected |= dict.fromkeys(self.weights, "float")
         expected |= {self.timestamp: "int64"} if self.timestamp else {}
         if len(expected) != len(self.columns):
             raise DatasetError(
@@ -118,10 +118,16 @@ class Dataset:
                 )
 
     @property
+    def weights(self) -> tuple[str, ...]:
+        """Lists the columns of weights: the dataset's, then those of single labels."""
+        found = (self.weight, *(label.weight for label in self.labels))
+        return tuple(dict.fromkeys(name for name in found if name))
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Lists the columns: labels, numeric, categorical, then the others."""
         features = (*(f.name for f in self.numeric), *(f.name for f in self.categorical))
-        others = (*self.float_lists, *self.keys, self.weight, self.timestamp)
+        others = (*self.float_lists, *self.keys, *self.weights, self.timestamp)
         return (
             *(label.name for label in self.labels),
             *features,
@@ -190,6 +196,10 @@ class Dataset:
         # Of a dataset without these, readers of before read the same document.
         if self.labels == (LabelColumn(name=self.label),):
             del document["labels"]
+        for label in document.get("labels", ()):
+            for name in LabelColumn.may_lack:
+                if not label[name]:
+                    del label[name]
         for name in ("float_lists", "keys", "transforms_digest", "learned"):
             if not document[name]:
                 del document[name]

@@ -329,9 +329,8 @@ def describe_dataset(
     if (root / FILE_NAME).exists() and any(s.files for s in Dataset.open(root).splits.values()):
         raise UsageError(f"{root} has a dataset with rows: give another directory")
     declared = tuple(LabelColumn(name=x) if isinstance(x, str) else x for x in labels)
-    others = {label.name: label.arrow_type for label in declared} | (
-        {weight: "float"} if weight else {}
-    )
+    weights = [name for name in (weight, *(label.weight for label in declared)) if name]
+    others = {label.name: label.arrow_type for label in declared} | dict.fromkeys(weights, "float")
     schema, numeric, categorical, float_lists = dict(others), [], [], []
     for name, spec in _by_name(data.element_spec, declared[0].name, weight).items():
         if name in others:

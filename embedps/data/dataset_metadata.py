@@ -16,6 +16,8 @@ _T = TypeVar("_T")
 
 
 LABEL_KINDS = ("binary", "classes", "number")
+MISSING_CLASS = -1
+"""A missing label of classes; one of another kind is NaN."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +29,19 @@ class LabelColumn:
       kind: "binary": float32, 0 or 1; "classes": int64 from 0 to below `classes`; "number": finite
         float32.
       classes: how many classes there are; 0 if the label has none.
+      optional: whether it may be missing: NaN, or MISSING_CLASS.
+      soft: whether a binary label is any number from 0 to 1.
+      weight: the column of its own weights; empty if the dataset's count.
     """
+
+    may_lack: ClassVar[tuple[str, ...]] = ("optional", "soft", "weight")
 
     name: str
     kind: str = "binary"
     classes: int = 0
+    optional: bool = False
+    soft: bool = False
+    weight: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in LABEL_KINDS:
@@ -44,6 +54,8 @@ class LabelColumn:
                 f"label {self.name!r}: classes must be above 0 for kind classes, and 0 for others, "
                 f"got {self.classes} for {self.kind}"
             )
+        if self.soft and self.kind != "binary":
+            raise DatasetError(f"label {self.name!r}: soft must be of kind binary, got {self.kind}")
 
     @property
     def arrow_type(self) -> str:
@@ -105,7 +117,7 @@ class DataFile:
 class Split:
     """Describes the rows for one use (train, eval); shards differ by at most one row.
 
-    `positives` counts those whose first label is 1, if it is binary.
+    `positives` counts those whose first label is 1 (above 0.5 if it is soft), if it is binary.
     """
 
     rows: int

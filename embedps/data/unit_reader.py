@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from embedps import kernels
 from embedps.config_fields import MAX_COUNT
+from embedps.data.dataset_metadata import MISSING_CLASS, LabelColumn
 from embedps.errors import UsageError
 
 NUMERICS = "numerics"
@@ -56,6 +57,8 @@ class UnitReader:
     """Columns of labels: zeros and ones, no nulls."""
     class_labels: tuple[tuple[str, int], ...] = ()
     """Columns of labels with their numbers of classes: integers in [0, classes), no nulls."""
+    loose_labels: tuple[LabelColumn, ...] = ()
+    """Columns of labels that are soft, or that a row may lack; see LabelColumn."""
     weights: tuple[str, ...] = ()
     """Columns of finite numbers of at least 0, no nulls."""
     numerics: tuple[str, ...] = ()
@@ -85,7 +88,7 @@ class UnitReader:
             raise UsageError(
                 "a unit's input must have a column of numerics, ids, integers or lists"
             )
-        singles = [*self._single_floats, *self._single_integers]
+        singles = [*self._loose_floats, *self._single_floats, *self._single_integers]
         columns = [*self.numerics, *singles, *self.id_lists, *self.float_lists]
         repeated = sorted({name for name in columns if columns.count(name) > 1})
         if repeated:
@@ -103,6 +106,15 @@ class UnitReader:
                 )
 
     @property
+    def _loose_floats(self) -> tuple[str, ...]:
+        """The labels that are read as numbers, as these may be NaN."""
+        return tuple(label.name for label in self.loose_labels if label.kind != "classes")
+
+    @property
+    def _loose_classes(self) -> tuple[str, ...]:
+        return tuple(label.name for label in self.loose_labels if label.kind == "classes")
+
+    @property
     def _single_floats(self) -> tuple[str, ...]:
         """The float32 columns beside the numerics, in the order of the op."""
         return (*self.labels, *self.weights, *self.floats)
@@ -110,7 +122,8 @@ class UnitReader:
     @property
     def _single_integers(self) -> tuple[str, ...]:
         """The int64 columns, in the order of the op."""
-        return (*self.ids, *self.integers, *(name for name, _ in self.class_labels))
+        classes = (name for name, _ in self.class_labels)
+        return (*self.ids, *self.integers, *self._loose_classes, *classes)
 
     def open(self, path: Any, first_row: Any, num_rows: Any, seed: Any = 0) -> tf.Tensor:
         """Opens a unit and starts to read ahead.
@@ -136,13 +149,16 @@ class UnitReader:
             first_row=tf.convert_to_tensor(first_row, tf.int64),
             num_rows=tf.convert_to_tensor(num_rows, tf.int64),
             seed=tf.convert_to_tensor(seed, tf.int64),
-            numeric_columns=list(self.numerics),
+            numeric_columns=[*self.numerics, *self._loose_floats],
             label_columns=list(self.labels),
             weight_columns=list(self.weights),
             float_columns=list(self.floats),
             id_columns=list(self.ids),
-            integer_columns=[*self.integers, *(name for name, _ in self.class_labels)],
-            integer_limits=[*(0 for _ in self.integers), *(n for _, n in self.class_labels)],
+            integer_columns=list(self._single_integers[len(self.ids) :]),
+            integer_limits=[
+                *(0 for _ in (*self.integers, *self._loose_classes)),
+                *(n for _, n in self.class_labels),
+            ],
             id_list_columns=list(self.id_lists),
             float_list_columns=list(self.float_lists),
             batch_rows=self.batch_rows,
@@ -162,15 +178,18 @@ class UnitReader:
         """
         out = kernels.load().embedps_unit_reader_next(
             reader,
-            num_numeric_columns=len(self.numerics),
+            num_numeric_columns=len(self.numerics) + len(self._loose_floats),
             num_float_columns=len(self._single_floats),
             num_integer_columns=len(self._single_integers),
             num_id_list_columns=len(self.id_lists),
             num_float_list_columns=len(self.float_lists),
         )
-        columns: dict[str, tf.Tensor | tf.RaggedTensor] = {NUMERICS: out.numerics}
-        numbers = tf.unstack(out.numerics, len(self.numerics), axis=1)
-        columns |= zip(self.numerics, numbers, strict=True)
+        numerics = (*self.numerics, *self._loose_floats)
+        columns: dict[str, tf.Tensor | tf.RaggedTensor] = {
+            NUMERICS: out.numerics[:, : len(self.numerics)] if self._loose_floats else out.numerics
+        }
+        numbers = tf.unstack(out.numerics, len(numerics), axis=1)
+        columns |= zip(numerics, numbers, strict=True)
         columns |= zip(self._single_floats, out.floats, strict=True)
         columns |= zip(self._single_integers, out.integers, strict=True)
         lists = [
@@ -179,4 +198,25 @@ class UnitReader:
         ]
         for name, values, splits in lists:
             columns[name] = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+        for label in self.loose_labels:
+            columns[label.name] = _checked(label, columns[label.name])
         return Batch(out.num_rows, columns)
+
+
+def _checked(label: LabelColumn, values: tf.Tensor) -> tf.Tensor:
+    """Checks a label that the native reader reads as numbers or integers, in a graph."""
+    if label.kind == "classes":
+        good = (values >= MISSING_CLASS) & (values < label.classes)
+        what = f"a class from 0 to {label.classes - 1}"
+    else:
+        good, what = tf.math.is_finite(values), "a finite number"
+        if label.kind == "binary":
+            is_hard = (values == 0) | (values == 1)
+            good = (values >= 0) & (values <= 1) if label.soft else is_hard
+            what = "a number from 0 to 1" if label.soft else "0 or 1"
+        if label.optional:
+            good |= tf.math.is_nan(values)
+    said = f"label {label.name} must be {what}" + ", or missing" * label.optional
+    check = tf.debugging.Assert(tf.reduce_all(good), [said, "but is", values[~good][:1]])
+    with tf.control_dependencies([check]):
+        return tf.identity(values)

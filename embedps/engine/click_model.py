@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
+from embedps.data.columns import is_present
+from embedps.data.dataset_metadata import LabelColumn
 from embedps.errors import UsageError
 from embedps.metrics import ClickMetrics
 
@@ -18,7 +20,7 @@ class ClickModel(tfrs.Model):
     It is a `tfrs.Model`: an engine trains it, or `fit` over dicts of columns.
 
     Attributes:
-      label: the column of 0 and 1.
+      label: the column of 0 and 1, or what `declare` took.
       weight: the column of weights, which multiply the examples' losses; empty if there is none.
     """
 
@@ -31,8 +33,14 @@ class ClickModel(tfrs.Model):
           kwargs: those of `tf.keras.Model`.
         """
         super().__init__(**kwargs)
-        self.label, self.weight = label, weight
-        self._scores = ClickMetrics()
+        self.weight = weight
+        self.declare(LabelColumn(name=label))
+
+    def declare(self, column: LabelColumn) -> None:
+        """Takes what a dataset says of the label: soft, or missing in some rows, or weighed."""
+        self.label, self.optional, self.soft = column.name, column.optional, column.soft
+        self.weight = column.weight or self.weight
+        self._scores: ClickMetrics | None = None  # Keras keeps those that others replace
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
         """Computes the logits of a batch, float32 [batch]."""
@@ -45,7 +53,7 @@ class ClickModel(tfrs.Model):
     def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
         """Computes the mean log loss of a batch, of examples times their weights.
 
-        As in Keras, the mean is over the examples, and the scores count each example once.
+        As in Keras, the mean is over all examples. One without a label has a loss of 0.
 
         Raises:
           UsageError: `logits` returned something else than float32 [batch].
@@ -53,9 +61,18 @@ class ClickModel(tfrs.Model):
         labels = features[self.label]
         logits = self.logits(features, training=training)
         _check_logits(logits, labels)
-        self._scores.update_state(labels, logits)
+        weights = features[self.weight] if self.weight else None
+        present = None
+        if self.optional:
+            present = is_present(labels)
+            labels = tf.where(present, labels, tf.zeros_like(labels))
+        if self._scores is None:
+            self._scores = ClickMetrics(soft=self.soft, weighted=bool(self.weight))
+        self._scores.update_state(labels, logits, weights, present)
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-        return tf.reduce_mean(losses * features[self.weight] if self.weight else losses)
+        if present is not None:
+            losses = tf.where(present, losses, tf.zeros_like(losses))
+        return tf.reduce_mean(losses if weights is None else losses * weights)
 
     def train_step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Trains on a batch; `fit` calls it."""

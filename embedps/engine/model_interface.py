@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from embedps.data.columns import Columns
 from embedps.errors import UsageError
 from embedps.layers.embeddings import Embeddings
 
@@ -57,16 +58,14 @@ def check_model(model: Any) -> None:
 
 
 def step_loss(
-    model: tf.keras.Model, batch: Mapping[str, Any], *, labels: tuple[str, ...], weight: str,
-    training: bool,
-) -> tf.Tensor:  # fmt: skip
+    model: tf.keras.Model, batch: Mapping[str, Any], *, targets: Columns, training: bool
+) -> tf.Tensor:
     """Computes what a step minimizes: the model's loss, and the losses that its layers add.
 
     Args:
       model: as `check_model` takes it.
       batch: the columns.
-      labels: the columns of labels: what a compiled model predicts.
-      weight: the column of weights; empty if there is none.
+      targets: has the labels, which a compiled model predicts, and their weights.
       training: as Keras has it.
 
     Returns:
@@ -79,13 +78,37 @@ def step_loss(
             # The model's own, and those of parts that it called.
             added = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in model.losses]
             return tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32), *added])
-        given = _inputs(model, {k: v for k, v in batch.items() if k not in (*labels, weight)})
-        weights = batch[weight] if weight else None
+        given = _inputs(model, {k: v for k, v in batch.items() if k not in targets.targets})
         predicted = model(given, training=training)
-        wanted = _targets(model, {name: batch[name] for name in labels}, predicted)
-        loss = model.compute_loss(given, wanted, predicted, weights)
-        model.compute_metrics(given, wanted, predicted, weights)
+        labels, weights, present = targets.targets_of(batch)
+        wanted = _targets(model, labels, predicted)
+        weighed = _like(wanted, weights) if weights else None
+        loss = model.compute_loss(given, wanted, predicted, weighed)
+        with _masked(predicted, present):
+            model.compute_metrics(given, wanted, predicted, weighed)
         return tf.cast(loss, tf.float32)
+
+
+def _like(wanted: Any, weights: Mapping[str, Any]) -> Any:
+    """Gives the weights of a compiled model's targets: one for all, or one for each."""
+    if isinstance(wanted, Mapping):
+        return {name: weights.get(name) for name in wanted}
+    return next(iter(weights.values()))
+
+
+@contextmanager
+def _masked(predicted: Any, present: Mapping[str, Any]) -> Iterator[None]:
+    """Leaves examples without a label out of Keras' metrics within the block."""
+    named = predicted if isinstance(predicted, Mapping) else dict.fromkeys(present, predicted)
+    masked = [named[name] for name in present if hasattr(named.get(name), "dtype")]
+    for name, there in present.items():
+        if hasattr(named.get(name), "dtype"):
+            named[name]._keras_mask = there
+    try:
+        yield
+    finally:
+        for each in masked:
+            del each._keras_mask
 
 
 def _targets(model: tf.keras.Model, labels: dict[str, Any], predicted: Any) -> Any:

@@ -65,7 +65,7 @@ class StepModel:
         # All that the model may name; a step reads those that its loss depends on.
         self._offered = self.columns
         if isinstance(self.model, ClickModel):
-            _check_binary(self.model.label, dataset)
+            _declare_label(self.model, dataset)
         self._candidates = candidates_of(self.model)
         self._check_columns()
         self._make_variables()
@@ -197,8 +197,7 @@ class StepModel:
             return model_interface.step_loss(
                 self.model,
                 self.fill(columns),
-                labels=self._offered.label_names,
-                weight=self._offered.weight,
+                targets=self._offered,
                 training=training,
             )
 
@@ -248,9 +247,7 @@ class StepModel:
         """Computes predictions by name; see `loss` for the arguments."""
         columns = self.fill(columns)
         with self.embeddings.providing(activations, columns):
-            return model_interface.outputs(
-                self.model, columns, (*self._offered.label_names, self._offered.weight)
-            )
+            return model_interface.outputs(self.model, columns, self._offered.targets)
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
@@ -447,14 +444,17 @@ class StepModel:
         return self._offered.keep(used | set(self._offered.numerics if NUMERICS in used else ()))
 
 
-def _check_binary(name: str, dataset: Dataset) -> None:
+def _declare_label(model: ClickModel, dataset: Dataset) -> None:
     for label in dataset.labels:
-        if label.name == name and label.kind != "binary":
+        if label.name != model.label:
+            continue
+        if label.kind != "binary":
             raise UsageError(
-                f"the label of a model of clicks must be binary, but {name!r} of "
+                f"the label of a model of clicks must be binary, but {label.name!r} of "
                 f"{dataset.directory} is declared as {label.kind}: list a label of 0 and 1 first, "
                 "or write a model with a loss for it"
             )
+        model.declare(label)
 
 
 def _specs(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -260,6 +260,10 @@ def explain(error: BaseException) -> BaseException:
     said = re.search(r"\[([^]]* of dataset_fn [^]]*)\]", str(getattr(error, "message", "")))
     if isinstance(error, tf.errors.InvalidArgumentError) and said is not None:
         return DatasetError(said[1])
+    wrong_label = re.search(r"\[(label [^\]]* must be [^\]]*)\] \[but is\] \[([^\]]*)", str(error))
+    if isinstance(error, tf.errors.InvalidArgumentError) and wrong_label is not None:
+        said_label = f"{wrong_label[1]}, but is {wrong_label[2]}"
+        return DatasetError(f"{said_label}: make the dataset again")
     if isinstance(error, tf.errors.OutOfRangeError):
         return DatasetError(
             "dataset_fn must give as many batches per epoch as it says, but its dataset ended "

@@ -16,6 +16,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import MISSING_CLASS
 from embedps.data.transforms_digest import difference, stored_digest
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.corpus_metrics import encoder
@@ -141,9 +142,12 @@ def _features(table: pa.Table, columns: Columns, missing_id: int) -> dict[str, A
     batch = {NUMERICS: tf.constant(np.stack(numbers, axis=1) if numbers else empty)}
     batch |= {n: tf.constant(v) for n, v in zip(columns.numerics, numbers, strict=True)}
     for label in columns.labels:
-        read = _integers if label.kind == "classes" else _weights
-        batch[label.name] = tf.constant(read(table, label.name))
-    batch |= {n: tf.constant(_weights(table, n)) for n in (columns.weight,) if n}
+        if not label.optional:
+            _check_whole(table, label.name)
+        is_class = label.kind == "classes"
+        found = _ids(table, label.name, MISSING_CLASS) if is_class else _numbers(table, label.name)
+        batch[label.name] = tf.constant(found)
+    batch |= {n: tf.constant(_weights(table, n)) for n in columns.weights}
     batch |= {n: tf.constant(_integers(table, n)) for n in columns.integers}
     batch |= {n: tf.constant(_ids(table, n, missing_id)) for n in columns.ids}
     batch |= {n: _id_lists(table, n, missing_id) for n in columns.id_lists}

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
+from embedps.data.dataset_metadata import MISSING_CLASS
 from embedps.features.arrow_kinds import is_list, reduce_kind, wrong_type
 from embedps.features.table_columns import Column
 from embedps.features.table_schema import Table
@@ -195,6 +196,8 @@ def _missing_value(column: Column) -> float | int | None:
     """Returns the value that replaces a missing one; None if a missing value makes the row bad."""
     if column.role == "numeric":
         return math.nan
+    if column.optional:
+        return MISSING_CLASS if column.task == "classes" else math.nan
     return MISSING_ID if column.role in ("categorical", "list", "key") else None
 
 
@@ -339,9 +342,13 @@ def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRow
         if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
             raise wrong_type(column, kind, "numbers")
         values, bad = _check_numbers(column, floats := _to_floats(array))
-        if column.role != "numeric":
-            bad |= _reasons(np.isnan(floats), "must not be missing", None)
-        return values, bad
+        if column.role == "numeric":
+            return values, bad
+        absent = np.isnan(floats)
+        if not column.optional:
+            return values, bad | _reasons(absent, "must not be missing", None)
+        present = {row: reason for row, reason in bad.items() if not absent[row]}
+        return np.where(absent, math.nan, values), present
     if column.role == "timestamp":
         return _decode_typed_times(column, array)
     if column.type == "string":
@@ -366,8 +373,10 @@ def _decode_typed_classes(column: Column, array: pa.Array) -> tuple[NDArray[Any]
     rule = f"must be a class from 0 to {column.num_classes - 1}"
     wrong = (values < 0) | (values >= column.num_classes)
     bad = _reasons(wrong, rule, values) | bad
-    bad |= _reasons(_absent(array), "must not be missing", None)
-    return np.where(wrong, 0, values).astype(np.int64), bad
+    values = np.where(wrong, 0, values).astype(np.int64)
+    if column.optional:
+        return np.where(_absent(array), MISSING_CLASS, values), bad
+    return values, bad | _reasons(_absent(array), "must not be missing", None)
 
 
 def _decode_whole(column: Column, array: pa.Array) -> tuple[NDArray[np.int64], BadRows]:
@@ -443,6 +452,8 @@ def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray
         wrong, rule = ~((values >= 0) & (values < math.inf)), "must be a number of 0 or more"
     elif column.role == "label" and column.task == "number":
         wrong, rule = ~np.isfinite(values) | large, "must be a finite number of 32 bits"
+    elif column.soft:
+        wrong, rule = ~((values >= 0) & (values <= 1)), "must be a number from 0 to 1"
     elif column.role == "label" and column.positive_from is None:
         wrong, rule = (values != 0) & (values != 1), "must be 0 or 1"
     elif column.role == "label" and column.positive_from is not None:

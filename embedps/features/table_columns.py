@@ -71,6 +71,12 @@ class Column:
     """Of a label: binary, classes or number."""
     classes: int | tuple[str, ...] = 0
     """Of a label of classes: how many integers from 0 there are, or the texts in their order."""
+    optional: bool = False
+    """Whether a label may be missing, which leaves its row out of its loss and scores."""
+    soft: bool = False
+    """Whether a binary label is any number from 0 to 1."""
+    weight: str = ""
+    """Of a label: the column of its own weights."""
     keep: bool = False
     """Whether the dataset has the values of a key."""
     path: tuple[str, ...] = ()
@@ -112,6 +118,12 @@ class Column:
             raise UsageError(f"{where}: task must be one of {LABEL_KINDS}, got {self.task!r}")
         if self.role != "label" and (self.task != "binary" or self.classes):
             raise UsageError(f"{where}: task and classes belong to a label")
+        if self.role != "label" and (self.optional or self.soft or self.weight):
+            raise UsageError(f"{where}: optional, soft and weight belong to a label")
+        if self.soft and (self.task != "binary" or self.positive_from is not None):
+            raise UsageError(
+                f"{where}: soft belongs to a label of task binary without positive_from"
+            )
         if (self.task == "classes") != bool(self.classes):
             raise UsageError(
                 f"{where}: a label of task classes must have classes, their number or a list of "
@@ -155,8 +167,9 @@ class Column:
             node["task"] = self.task
         if self.classes:
             node["classes"] = self.classes if isinstance(self.classes, int) else [*self.classes]
-        if self.keep:
-            node["keep"] = True
+        node |= {name: True for name in ("optional", "soft", "keep") if getattr(self, name)}
+        if self.weight:
+            node["weight"] = self.weight
         if self.path:
             node["path"] = [*self.path]
         if self.flatten:

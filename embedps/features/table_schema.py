@@ -53,8 +53,8 @@ FORMATS = (*TEXT_FORMATS, "parquet", "orc")
 _KINDS = {str: "a text", bool: "true or false"}
 _SETTINGS = dict.fromkeys(("name", "format", "delimiter", "quote", "encoding"), str)
 _COLUMN_SETTINGS = {
-    **dict.fromkeys(("type", "separator", "format", "task"), str),
-    **dict.fromkeys(("keep", "flatten"), bool),
+    **dict.fromkeys(("type", "separator", "format", "task", "weight"), str),
+    **dict.fromkeys(("keep", "flatten", "optional", "soft"), bool),
 }
 _CSV_SETTINGS = ("delimiter", "header", "quote")
 _SOURCES = ("numeric", "categorical", "list", "timestamp")
@@ -106,10 +106,9 @@ class Table:
         check_unique("column", [column.name for column in self.columns])
         if self.format == "csv" and (paths := [c.name for c in self.columns if c.path]):
             raise UsageError(f"path belongs to another format than csv, {paths} have one")
-        for role in ("weight", "timestamp"):
-            found = [column.name for column in self.columns if column.role == role]
-            if len(found) > 1:
-                raise UsageError(f"a table must have at most one {role} column, got {found}")
+        self._check_weights()
+        if len(found := [c.name for c in self.columns if c.role == "timestamp"]) > 1:
+            raise UsageError(f"a table must have at most one timestamp column, got {found}")
         written = [feature.name for feature in self.features]
         written += [column.name for column in self.columns if column.is_written]
         check_unique("feature", written)
@@ -117,6 +116,21 @@ class Table:
             raise UsageError("a table must have a numeric, categorical or list column")
         for feature in self.features:
             self._check_feature(feature)
+
+    def _check_weights(self) -> None:
+        weights = [column.name for column in self.columns if column.role == "weight"]
+        for column in self.columns:
+            if column.weight and column.weight not in weights:
+                raise UsageError(
+                    f'column {column.name!r}: weight must name a column of as = "weight", got '
+                    f"{column.weight!r}"
+                )
+        own = {column.weight for column in self.columns}
+        if len(common := [name for name in weights if name not in own]) > 1:
+            raise UsageError(
+                "a table must have at most one weight column beside those that labels name by "
+                f"weight, got {common}"
+            )
 
     def _check_feature(self, feature: Feature) -> None:
         where = f"feature {feature.name!r}"
@@ -306,7 +320,7 @@ def _column(name: str, entry: Mapping[str, Any]) -> Column:
     role = settings.pop("as", None)
     unknown = set(settings) - {
         "type", "separator", "format", "positive_from", "task", "classes", "keep", "path",
-        "flatten",
+        "flatten", "optional", "soft", "weight",
     }  # fmt: skip
     if unknown:
         raise UsageError(f"column {name!r} has no setting {', '.join(sorted(unknown))}")

@@ -49,7 +49,11 @@ def _told(on_text: Callable[[str, int], None], text: str) -> int:
     return made
 
 
-def _label(text: str, positive_from: float | None) -> float:
+def _label(text: str, positive_from: float | None, is_soft: bool) -> float:
+    if is_soft:
+        if not 0 <= (value := _float(text)) <= 1:
+            raise ValueError(f"must be a number from 0 to 1, got {_shown(text)}")
+        return value
     if positive_from is not None:
         return float(_float(text) >= positive_from)
     if text not in ("0", "1"):
@@ -65,7 +69,7 @@ def _label_decoder(column: Column) -> Callable[[str], float | int]:
         return lambda text: _class(text, places)
     if column.task == "classes":
         return lambda text: _class_number(text, column.num_classes)
-    return lambda text: _label(text, column.positive_from)
+    return lambda text: _label(text, column.positive_from, column.soft)
 
 
 def _class(text: str, places: dict[str, int]) -> int:

@@ -44,7 +44,8 @@ def read(
       columns: those to read, labels and the weight too; by default all.
       targets: whether batches are (features, labels), or (features, labels, weights) if the dataset
         has weights, as compiled models take them. Otherwise a batch is one dict of all columns, as
-        a `tfrs.Model` takes it. Several labels are a dict.
+        a `tfrs.Model` takes it. Several labels are a dict; so are weights that differ. A missing
+        label is 0 of weight 0: give its metrics as `weighted_metrics`.
       shuffle: whether units (ranges of rows of a file) and the rows within each are shuffled;
         by default those of "train" are.
       unit_rows: rows per unit; 32 batches by default.
@@ -106,8 +107,7 @@ def read(
                 "batches with targets must have a label among the columns but got "
                 f"{list(columns or ())}: name it, or give targets=False"
             )
-        labels, weight = chosen.label_names, chosen.weight
-        batches = batches.map(lambda batch: _with_targets(batch, labels, weight))
+        batches = batches.map(lambda batch: _with_targets(batch, chosen))
     return batches.prefetch(tf.data.AUTOTUNE)
 
 
@@ -129,8 +129,14 @@ class _Iterations:
             yield unit.path, unit.first_row, unit.num_rows, unit.seed
 
 
-def _with_targets(batch: dict[str, Any], labels: tuple[str, ...], weight: str) -> tuple[Any, ...]:
-    features = {name: value for name, value in batch.items() if name not in (*labels, weight)}
-    wanted = {name: batch[name] for name in labels}
-    targets = wanted if len(labels) > 1 else wanted[labels[0]]
-    return (features, targets, batch[weight]) if weight else (features, targets)
+def _with_targets(batch: dict[str, Any], columns: Columns) -> tuple[Any, ...]:
+    features = {name: value for name, value in batch.items() if name not in columns.targets}
+    wanted, weights, _ = columns.targets_of(batch)
+    labels = wanted if len(wanted) > 1 else wanted[columns.label_names[0]]
+    if not weights:
+        return features, labels
+    is_one = len(wanted) == 1 or all(w is next(iter(weights.values())) for w in weights.values())
+    if is_one and len(weights) == len(wanted):
+        return features, labels, next(iter(weights.values()))
+    rows = tf.ones_like(batch[columns.label_names[0]], tf.float32)
+    return features, labels, {name: weights.get(name, rows) for name in wanted}

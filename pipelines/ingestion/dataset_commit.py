@@ -45,9 +45,17 @@ def commit_dataset(
     table = transforms.table
     source = _input_summary(job, files)
     _check_row_counts(source, shards)
-    names = {column.role: column.name for column in table.columns}
+    own = {column.weight for column in table.columns}
+    names = {column.role: column.name for column in table.columns if column.name not in own}
     labels = tuple(
-        LabelColumn(name=column.name, kind=column.task, classes=column.num_classes)
+        LabelColumn(
+            name=column.name,
+            kind=column.task,
+            classes=column.num_classes,
+            optional=column.optional,
+            soft=column.soft,
+            weight=column.weight,
+        )
         for column in table.columns
         if column.role == "label"
     )

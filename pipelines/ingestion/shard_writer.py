@@ -96,7 +96,7 @@ def write_shard(
                     groups.append(group.num_rows)
                 rows += batch.num_rows
                 if is_binary:
-                    positives += int(np.count_nonzero(batch.column(0).to_numpy()))
+                    positives += int(np.count_nonzero(batch.column(0).to_numpy() > 0.5))
                 statistics.add(batch)
                 progress.write_text(str(rows))
         with open(temporary, "rb") as data:

@@ -82,8 +82,8 @@ class SortedRunWriter:
                 split = rows.take(pa.array(order[mask[order]])).combine_chunks()
                 writer.write_table(split, max_chunksize=BATCH_ROWS)
                 counts.append(split.num_rows)
-                labels = split.column(self._label).to_numpy() if self._label else []
-                positives.append(int(np.count_nonzero(labels)))
+                labels = split.column(self._label).to_numpy() if self._label else np.empty(0)
+                positives.append(int(np.count_nonzero(labels > 0.5)))
                 if split.num_rows:
                     self._save_keys(path.name, index, split.column(KEY).to_numpy())
         self.records.append(

@@ -154,13 +154,15 @@ def _read_shard(
     ids: Sequence[IdProfile],
 ) -> ShardProfile:
     """Adds a shard's rows to the column profiles; returns the shard's own profile."""
-    positives = 0.0
+    positives, labelled = 0.0, 0
     label = next((label.name for label in dataset.labels if label.kind == "binary"), None)
     shard = dataset.directory / file.path
     with naming(shard):  # also what the rows hold: a damaged shard may have nulls
         for batch in _row_groups(shard):
             if label is not None:
-                positives += float(batch.column(label).to_numpy().sum(dtype=np.float64))
+                labels = batch.column(label).to_numpy()
+                positives += float(np.nansum(labels, dtype=np.float64))
+                labelled += int(np.count_nonzero(~np.isnan(labels)))
             for number in numeric:
                 number.add(batch.column(number.name).to_numpy())
             for column in ids:
@@ -170,7 +172,7 @@ def _read_shard(
         path=file.path,
         rows=file.rows,
         bytes=file.bytes,
-        label_rate=positives / max(file.rows, 1),
+        label_rate=positives / max(labelled, 1),
     )
 
 

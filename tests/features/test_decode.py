@@ -323,3 +323,57 @@ def test_each_text_of_an_id_is_told_with_it(role: str, array: pa.Array):
     assert {*told.values()} == {*ids.to_pylist()} - {-1}
     assert told == {text: fingerprint(text) for text in told}
     assert told
+
+
+LOOSE = {
+    "binary": (Column(name="c", role="label", type="number", optional=True), math.nan, "1"),
+    "rating": (
+        Column(name="c", role="label", type="number", optional=True, positive_from=3.0),
+        math.nan,
+        "4",
+    ),
+    "soft": (
+        Column(name="c", role="label", type="number", optional=True, soft=True),
+        math.nan,
+        "1",
+    ),
+    "number": (
+        Column(name="c", role="label", type="number", optional=True, task="number"),
+        math.nan,
+        "1.5",
+    ),
+    "classes": (
+        Column(name="c", role="label", type="number", optional=True, task="classes", classes=3),
+        -1,
+        "2",
+    ),
+}
+WRONG = {
+    "binary": ["2", "-1", "0.5"],
+    "soft": ["1.01", "-0.1"],
+    "rating": [],
+    "number": [],
+    "classes": ["3", "-1"],
+}
+
+
+@pytest.mark.parametrize("kind", LOOSE)
+def test_an_optional_label_may_be_missing_and_no_other(kind: str):
+    column, missing, good = LOOSE[kind]
+    texts = pa.array([good, None, "", *WRONG[kind], "nan"])
+    values, bad = decode_column(column, texts, ("",))
+    np.testing.assert_array_equal(values.to_numpy()[1:3], [missing] * 2)
+    assert not np.isnan(values.to_numpy()[0])
+    assert set(bad) == set(range(3, len(texts)))
+    typed = pa.array([float(good), None, math.nan, *map(float, WRONG[kind]), math.inf])
+    values, bad = decode_column(column, typed, ())
+    np.testing.assert_array_equal(values.to_numpy()[1:3], [missing] * 2)
+    assert set(bad) == set(range(3, len(typed)))
+
+
+@pytest.mark.parametrize("texts", [["0.25", "0", "1"], [0.25, 0.0, 1.0]])
+def test_a_soft_label_is_the_number_and_may_not_be_missing(texts: list[Any]):
+    column = Column(name="c", role="label", type="number", soft=True)
+    values, bad = decode_column(column, pa.array([*texts, None]), ("",))
+    assert values.to_pylist()[:3] == [0.25, 0, 1]
+    assert bad == {3: "must not be missing"}

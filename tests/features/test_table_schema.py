@@ -98,6 +98,18 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
             "column 'z': task and classes belong to a label",
         ),
         (column('as = "numeric", keep = true'), "column 'z': keep belongs to a key"),
+        (column('as = "numeric", optional = true'), "optional, soft and weight belong to a label"),
+        (column('as = "label", soft = true, task = "number"'), "soft belongs to a label of task"),
+        (column('as = "label", soft = true, positive_from = 1'), "soft belongs to a label of task"),
+        (column('as = "label", soft = 1'), "column 'z': soft must be true or false, got 1"),
+        (
+            column('as = "label", weight = "x"'),
+            "column 'z': weight must name a column of as = \"weight\", got 'x'",
+        ),
+        (
+            f'column = [{COLUMNS}  {{ names = ["v", "w"], as = "weight" }}]\n',
+            "at most one weight column beside those that labels name by weight, got ['v', 'w']",
+        ),
         (column('as = "key", type = "hex", keep = 1'), "keep must be true or false, got 1"),
         (feature('from = "t"'), "must have a step of hour, weekday or"),
         (
@@ -202,3 +214,14 @@ def test_a_setting_of_csv_is_refused_for_another_format(tmp_path: Path, kind: st
     path.write_text(f'format = "{kind}"\n{columns}')
     table = Table.load(str(path))
     assert Table.parse(table.to_json()) == table
+
+
+def test_labels_with_weights_of_their_own_survive_json(tmp_path: Path):
+    text = column(
+        'as = "label", optional = true, soft = true, weight = "w" },\n'
+        '  { names = ["w", "v"], as = "weight"'
+    )
+    table = parse(tmp_path, text)
+    assert Table.parse(json.loads(json.dumps(table.to_json()))) == table
+    label = table.column("z")
+    assert (label.optional, label.soft, label.weight) == (True, True, "w")

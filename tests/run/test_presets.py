@@ -15,6 +15,7 @@ MODELS = [
     "dlrm",
     "mmoe",
     "ple",
+    "esmm",
     "din",
     "two_tower",
     "sasrec",

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from embedps.checkpoint.__main__ import DiffConfig, EvictConfig, RollbackConfig, StatsConfig
+from embedps.compare import CompareConfig
 from embedps.config_fields import make, options_of, without_none
 from embedps.console import flags
 from embedps.errors import UsageError
@@ -24,6 +25,7 @@ NEEDED: dict[type, dict[str, Any]] = {
     DescribeConfig: {"directory": "d"},
     InferConfig: {"input": "a.csv"},
     DiffConfig: {"directory": "d", "before": 1, "after": 2},
+    CompareConfig: {"first": "m", "second": "n"},
     EvaluateConfig: {"model_dir": "m"},
     EvictConfig: {"directory": "d", "table": "t", "before_step": 1},
     ExportConfig: {"model_dir": "m", "output": "o"},

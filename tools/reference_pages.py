@@ -42,6 +42,7 @@ _COMMANDS = (
     "embedps.plan",
     "embedps.scale",
     "embedps.evaluate",
+    "embedps.compare",
     "embedps.predict",
     "embedps.export",
     "embedps.serve",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
@@ -31,7 +32,14 @@ class ExampleScorer:
     """Scores examples one by one: the file and row of each, its labels, its predictions."""
 
     def __init__(
-        self, model: StepModel, predict: Predict, dataset: Dataset, *, batch_rows: int
+        self,
+        model: StepModel,
+        predict: Predict,
+        dataset: Dataset,
+        *,
+        batch_rows: int,
+        also: Sequence[str] = (),
+        prefix: str = "",
     ) -> None:
         """Finds out which columns to read.
 
@@ -40,15 +48,16 @@ class ExampleScorer:
           predict: computes the predictions of a batch of the columns that they depend on.
           dataset: of the examples, whose files are named by their paths in it.
           batch_rows: examples per batch.
+          also: further columns of the dataset to give, beside the labels that the model reads.
+          prefix: of the predictions' names, so that they differ from those of columns.
 
         Raises:
           UsageError: the model has no call, or two columns would have one name.
         """
         self._predict = predict
         self._needed = model.output_columns
-        labels = model.columns.label_names
-        columns = model.columns_of({*self._needed.names, *labels})
-        self._labels = labels
+        self._given = tuple(dict.fromkeys((*model.columns.label_names, *also)))
+        columns = Columns.of(dataset, {*self._needed.names, *self._given})
         self._reader = columns.reader(
             batch_rows=batch_rows, shuffle_rows=0, missing_id=model.recommender.missing_id
         )
@@ -57,7 +66,9 @@ class ExampleScorer:
             for split in dataset.splits.values()
             for file in split.files
         }
-        names = [FILE, ROW, *self._labels, *model.prediction_names]
+        self._prefix = prefix
+        predictions = [prefix + name for name in model.prediction_names]
+        names = [FILE, ROW, *self._given, *predictions]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(
                 f"a file of scores must have one column {repeated[0]!r}, but the labels and "
@@ -85,9 +96,9 @@ class ExampleScorer:
                 FILE: pa.repeat(self._files[unit.path], rows),
                 ROW: np.arange(first, first + rows),
             }
-            columns |= {name: batch.columns[name].numpy() for name in self._labels}
+            columns |= {name: batch.columns[name].numpy() for name in self._given}
             for name, value in self._predict(given).items():
-                columns[name] = score_column(name, value.numpy(), rows)
+                columns[self._prefix + name] = score_column(name, value.numpy(), rows)
             yield pa.table(columns)
             first += rows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import MISSING_CLASS
 from embedps.data.transforms_digest import difference, stored_digest
 from embedps.data.unit_reader import NUMERICS
+from embedps.engine.click_model import ClickModel
 from embedps.engine.corpus_metrics import encoder
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
+from embedps.evaluation.example_scores import ExampleScorer
 from embedps.evaluation.item_file import write_items
 from embedps.evaluation.restored_model import RestoredModel
 from embedps.run.opened_run import OpenedRun, open_run
+from embedps.scheduling.ledger import Unit
 
 
 def load(
@@ -110,6 +113,32 @@ class LoadedModel(RestoredModel):
             raise UsageError(f"the records: {other}")
         columns = _features(table, self._model.output_columns, self._model.recommender.missing_id)
         return {name: value.numpy() for name, value in self._predict(columns).items()}
+
+    @property
+    def click_label(self) -> str | None:
+        """The label whose chance is the prediction "score"; None if it is no ClickModel."""
+        model = self._model.model
+        return model.label if isinstance(model, ClickModel) else None
+
+    def example_scores(
+        self,
+        dataset: Dataset,
+        units: Iterable[Unit],
+        *,
+        batch_rows: int,
+        columns: Sequence[str],
+        prefix: str,
+    ) -> Iterator[pa.Table]:
+        """Scores examples of a dataset, in order; see ExampleScorer, which raises too."""
+        scorer = ExampleScorer(
+            self._model,
+            self._predict,
+            dataset,
+            batch_rows=batch_rows,
+            also=columns,
+            prefix=prefix,
+        )
+        return scorer.tables(units)
 
     def export_items(self, path: str | Path) -> int:
         """Writes the vectors of the items that the model's metrics rank, with their ids.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,12 +26,18 @@ def is_higher_better(name: str) -> bool:
     return not any(part in name.lower() for part in _LOWER)
 
 
+def merit(name: str, value: float) -> float:
+    """Gives a number that is greater if the score is better: 0 of a calibration of 1, its best."""
+    if "calibration" in name.lower():
+        return -abs(math.log(value)) if 0 < value < math.inf else -math.inf
+    return value if is_higher_better(name) else -value
+
+
 def is_worse(name: str, score: float | None, best: float | None, share: float) -> bool:
     """Tells whether a score is worse than the best by more than a share of it; None is not."""
     if score is None or best is None:
         return False
-    worse_by = best - score if is_higher_better(name) else score - best
-    return worse_by > share * abs(best)
+    return merit(name, best) - merit(name, score) > share * abs(best)
 
 
 def scores_of(line: Mapping[str, Any]) -> dict[str, float | None]:

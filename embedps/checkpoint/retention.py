@@ -14,7 +14,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import read_clock, read_leases, release_lease
 from embedps.checkpoint.refs import read_refs
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
-from embedps.score_names import is_higher_better
+from embedps.score_names import merit
 from embedps.storage import file_io
 
 _REMOVED_SUFFIX = ".removed"
@@ -101,7 +101,7 @@ class KeepBest(KeepPolicy):
       count: how many to keep.
       read_scores: returns all evaluations so far. Each maps "number" to a manifest's number, and
         a metric's name to its value.
-      metric: the score's name; of losses and errors, lower is better.
+      metric: the score's name; `embedps.score_names.merit` says which way it is better.
     """
 
     count: int
@@ -110,11 +110,10 @@ class KeepBest(KeepPolicy):
 
     def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
         scores = {}
-        upwards = is_higher_better(self.metric)
         for evaluation in self.read_scores():
             score = evaluation.get(self.metric)
             if evaluation.get("number") in manifests and isinstance(score, int | float):
-                scores[evaluation["number"]] = score if upwards else -score
+                scores[evaluation["number"]] = merit(self.metric, score)
         return set(sorted(scores, key=lambda n: (scores[n], n), reverse=True)[: self.count])
 
 

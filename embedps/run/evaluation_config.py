@@ -39,8 +39,8 @@ class EvaluationConfig:
     metric: str = option(
         "auc",
         "the score that --keep-best, --stop-patience, --reduce-patience and --end-with go by: auc, "
-        "logloss, normalized_entropy, or a metric of your model; with --inner-share also "
-        "inner_loss, and the others after inner_",
+        "logloss, another one of evaluation.jsonl, or a metric of your model; with --inner-share "
+        "also inner_loss, and the others after inner_",
     )
     inner_share: float = option(
         0.0,

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 from embedps.errors import UsageError
 from embedps.run.evaluation_config import EvaluationConfig
 from embedps.run.summary import EvaluationReader
-from embedps.score_names import check_score, is_higher_better, is_worse
+from embedps.score_names import check_score, is_worse, merit
 from embedps.training.fit_result import FitResult
 from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 
@@ -120,10 +120,9 @@ class Best:
         """
         check_score(self.metric, entry)
         score = entry[self.metric]
-        upwards = is_higher_better(self.metric)
         better = score is not None and (
             self.score is None
-            or (score - self.score if upwards else self.score - score) > self._min_delta
+            or merit(self.metric, score) - merit(self.metric, self.score) > self._min_delta
         )
         self.score = score if better else self.score
         tolerated = self._tolerance and score is not None

@@ -17,7 +17,7 @@ from embedps.errors import UsageError, printable
 from embedps.run.cluster_config import NO_BOUND, STALE_STEPS
 from embedps.run.summary import SUMMARY_NAME
 from embedps.scheduling.unit_deaths import FILE_NAME as DEATHS_NAME
-from embedps.score_names import check_score, is_higher_better, is_worse, scores_of
+from embedps.score_names import check_score, is_higher_better, is_worse, merit, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,8 +77,8 @@ class Scores(tuple[Score, ...]):
         """Finds the best score, the first of several; None where no checkpoint has one.
 
         Args:
-          metric: "auc", "logloss", "normalized_entropy" or a metric of the model. Of losses and
-            errors, less is better.
+          metric: "auc", "logloss" or another score. Of losses and errors, less is better; of a
+            calibration, what is nearer to 1.
 
         Raises:
           UsageError: there are scores, and none has this name.
@@ -86,8 +86,7 @@ class Scores(tuple[Score, ...]):
         if self and not any(metric in score.values for score in self) and any(self[-1].values):
             check_score(metric, self[-1].values)
         scored = [(v, score) for score in self if (v := score.get(metric)) is not None]
-        sign = -1 if is_higher_better(metric) else 1
-        return min(scored, key=lambda pair: sign * pair[0], default=(None, None))[1]
+        return max(scored, key=lambda pair: merit(metric, pair[0]), default=(None, None))[1]
 
 
 def _shown(name: str, score: float | None) -> str:

@@ -9,6 +9,7 @@ import pytest
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.errors import CheckpointError, UsageError
 from embedps.run.summary import append_evaluation, read_evaluations
+from embedps.score_names import merit
 from embedps.training.callbacks import (
     Best,
     Callback,
@@ -53,6 +54,17 @@ def test_metrics_other_than_the_auc_improve_downwards():
     scores = [0.7, 0.65, 0.55, 0.8]
     assert [best.add({"logloss": score}) for score in scores] == [True, False, True, False]
     assert (best.score, best.evaluations_since) == (0.55, 1)
+
+
+def test_a_calibration_is_better_nearer_to_1_and_a_loss_lower():
+    best = Best("weighted_calibration", min_delta=0.01)
+    scores = [2.0, 0.6, 0.601, 1.3, None, 0.0, 1.0, 1.001]
+    found = [best.add({"weighted_calibration": score}) for score in scores]
+    assert found == [True, True, False, True, False, False, True, False]
+    for name in ("logloss", "like_rmse", "weighted_mae", "normalized_entropy"):
+        assert merit(name, 0.2) > merit(name, 0.3)
+    for name in ("auc", "like_weighted_auc", "auprc", "gauc"):
+        assert merit(name, 0.3) > merit(name, 0.2)
 
 
 def test_learning_rate_is_reduced_again_and_again():

@@ -288,7 +288,7 @@ class CoordinatorCluster(Cluster):
 
     def lost_server(self, secs: float = 0.0) -> LostServer | None:
         """Waits up to so long for a server to be found dead; gives it until `await_workers`."""
-        deadline = time.monotonic() + secs
+        deadline = time.monotonic() + (secs if self._replacement.allowed else 0.0)
         while self._processes is None and not self._is_of_server():
             if time.monotonic() >= deadline:
                 break

@@ -69,7 +69,7 @@ class Numerics(tf.keras.layers.Layer):
             first = tf.constant_initializer(edges)
             self._edges = self.add_weight("edges", edges.shape, initializer=first, trainable=False)
             if waves:
-                normal = tf.keras.initializers.RandomNormal(stddev=2.0)
+                normal = tf.keras.initializers.RandomNormal(stddev=4 * np.pi)  # per unit of place
                 shape = [edges.shape[0], waves]
                 self._frequencies = self.add_weight("frequencies", shape, initializer=normal)
         self.built = True
@@ -93,7 +93,8 @@ class Numerics(tf.keras.layers.Layer):
         parts = [flat(share)]
         if self._frequencies is not None:
             place = tf.reduce_mean(share, axis=2, keepdims=True)
-            angle = (2 * np.pi) * place * self._frequencies
+            # One product: of two, TensorFlow would fold one where an export has constants.
+            angle = place * self._frequencies
             waves = tf.concat([tf.sin(angle), tf.cos(angle)], axis=2)
             parts += [flat(tf.where(is_missing[:, :, None], tf.zeros_like(waves), waves))]
         return tf.concat([*parts, tf.cast(is_missing, tf.float32)], axis=1)

@@ -95,7 +95,7 @@ def encoded(
     bins = shares.reshape(len(numbers), -1)
     if frequencies is None:
         return bins
-    angles = 2 * np.pi * shares.mean(2)[:, :, None] * frequencies
+    angles = shares.mean(2)[:, :, None] * frequencies
     waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=2)
     return np.concatenate([bins, waves.reshape(len(numbers), -1)], axis=1)
 

@@ -169,8 +169,7 @@ def test_dataset_without_a_categorical_column_is_refused(planted: Dataset, numer
 
 def test_numbers_can_be_encoded_by_bins_and_waves(planted: Dataset) -> None:
     """The bottom MLP takes what `Numerics` gives, which test_click_models.py checks."""
-    options = {"numeric_bins": 3, "numeric_waves": 2}
-    config = dataclasses.replace(TINY_DLRM, **options)
+    config = dataclasses.replace(TINY_DLRM, numeric_bins=3, numeric_waves=2)
     built = StepModel(dlrm.make(config, planted), planted)
     width = len(planted.numeric) * (3 + 2 * 2 + 1)
     shapes = [tuple(v.shape) for v in built.model._bottom.trainable_variables]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,14 @@ from .file_record import FileRecord
 from .ingest_job import IngestJob
 from .input_files import PACKINGS, InputTask, open_input
 from .kept_texts import TextGatherer
-from .line_blocks import BLOCK_BYTES, ReadAhead, checksum_of
+from .line_blocks import BLOCK_BYTES, ReadAhead
 from .path_columns import check_path_columns
+from .record_blocks import RecordReader
 from .record_hash import hash_lines, hash_records
 from .sorted_runs import SortedRunWriter
 from .text_input import open_lines
+from .tf_examples import ExampleParser
+from .unpacked_stream import checksum_of
 
 _MIN_COMPRESSED_BYTES = 9  # of an empty zstd frame; others are longer
 
@@ -57,12 +60,20 @@ class FileParser:
                 raise
             self._damage = "the file vanished after it was listed"
             return self._record(0, checksum_of(_EmptyStream()))
-        is_text = self._job.table.format in TEXT_FORMATS
-        return self._parse_lines(stream) if is_text else self._parse_columns(stream)
+        if self._table.format == "tfrecord":
+            records = RecordReader(stream)
+            return self._parse_blocks(stream, records, ExampleParser(self._table, self._task.name))
+        if self._table.format in TEXT_FORMATS:
+            return self._parse_blocks(stream, *open_lines(stream, self._table, self._task.name))
+        return self._parse_columns(stream)
 
-    def _parse_lines(self, stream: BinaryIO) -> FileRecord:
+    def _parse_blocks(
+        self,
+        stream: BinaryIO,
+        reader: Any,
+        parser: Any,
+    ) -> FileRecord:
         split = self._job.split
-        reader, parser = open_lines(stream, self._table, self._task.name)
         # Starting a thread takes longer than reading a small file.
         blocks = ReadAhead(reader) if self._task.bytes > BLOCK_BYTES else reader
         for block in blocks:

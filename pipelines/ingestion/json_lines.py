@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -31,6 +31,7 @@ _ARROW: dict[Any, pa.DataType] = {
     int: pa.int64(),
     float: pa.float64(),
     bool: pa.bool_(),
+    bytes: pa.binary(),
 }
 _ABSENT: Any = object()
 
@@ -84,14 +85,7 @@ class JsonLineParser:
             lines.append(line)
         by_column = zip(*found, strict=True) if found else [()] * len(self._columns)
         columns: dict[str, Sequence[Any]] = dict(zip(self._keys, by_column, strict=True))
-        reasons: dict[int, str] = {}
-        arrays = []
-        for column in self._columns:
-            array, wrong = decode_values(column, columns[column.name], self._table.missing)
-            arrays.append(array)
-            for row, reason in wrong.items():
-                reasons.setdefault(row, f"{column.name} {reason}")
-        rows = pa.record_batch(arrays, schema=self._table.row_schema)
+        rows, reasons = decode_columns(self._table, columns)
         self._parsed = columns, numbers
         self._records = [line for row, line in enumerate(lines) if row not in reasons]
         bad += [BadLine(line=numbers[r], reason=reasons[r], raw=lines[r]) for r in reasons]
@@ -151,6 +145,20 @@ def _find(node: Any, keys: Sequence[str], name: str) -> Any:
         if node is _ABSENT:
             return node
     return node
+
+
+def decode_columns(
+    table: Table, columns: Mapping[str, Sequence[Any]]
+) -> tuple[pa.RecordBatch, dict[int, str]]:
+    """Decodes the values of each column; returns the rows, and the reason for each bad one."""
+    reasons: dict[int, str] = {}
+    arrays = []
+    for column in table.read_columns:
+        array, wrong = decode_values(column, columns[column.name], table.missing)
+        arrays.append(array)
+        for row, reason in wrong.items():
+            reasons.setdefault(row, f"{column.name} {reason}")
+    return pa.record_batch(arrays, schema=table.row_schema), reasons
 
 
 def decode_values(

@@ -1,54 +1,24 @@
-"""Reads a gzip, bzip2, xz, zstd or plain log as blocks of whole records, in bounded memory."""
+"""Reads a log, packed or plain, as blocks of whole records, in bounded memory."""
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import contextlib
-import lzma
 import queue
-import re
 import threading
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol
-
-import xxhash
-import zstandard
 
 from embedps.errors import DatasetError
 
 from .bad_lines import BadLine
 from .quoted_records import RecordFinder, Records
 from .text_encoding import without_mark
+from .unpacked_stream import ByteStream, UnpackedStream
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20
-_READ_BYTES = 1 << 20
-_INFLATED_BYTES = 4 << 20
 _STOP_SECS = 1.0
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_WBITS = 31
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_BZIP2_MAGIC = re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")
-_XZ_MAGIC = b"\xfd7zXZ\0"
-_XZ_BYTES = 256 << 20  # what a file may ask for; `xz -9` asks for 65 MiB
-_ZSTD_READ_BYTES = 4 << 10
-"""Bytes given to the decompressor at once; its output is at most a few hundred times as long."""
-
-
-class ByteStream(Protocol):
-    """A readable stream: a file, or one that a Beam file system opened."""
-
-    def read(self, size: int, /) -> bytes:
-        """Returns up to `size` bytes, none at the end."""
-        ...
-
-    def close(self) -> None:
-        """Frees its resources."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,21 +60,23 @@ class LineBlockReader:
 
         `name` tells errors of an encoding that is not read (`text_encoding`).
         """
-        self._stream, self._name, self._quote = stream, name, quote.encode()
+        self._input, self._name, self._quote = UnpackedStream(stream), name, quote.encode()
         self._encoding = encoding
         self._finder = RecordFinder(delimiter, quote) if quote else None
         self._block_bytes = block_bytes or BLOCK_BYTES
-        self._digest = xxhash.xxh3_64()
-        self._fault: str | None = None
-        self.num_bytes = 0
         self.num_lines = 0
         self.num_records = 0
         """The records, good or bad; each bad line that is no record counts as one."""
 
     @property
+    def num_bytes(self) -> int:
+        """The bytes of the file read so far."""
+        return self._input.num_bytes
+
+    @property
     def checksum(self) -> str:
         """The XXH3-64 of the bytes read so far, as 16 hexadecimal digits."""
-        return self._digest.hexdigest()
+        return self._input.checksum
 
     def __iter__(self) -> Iterator[LineBlock]:
         parts: list[bytes] = []
@@ -132,13 +104,13 @@ class LineBlockReader:
 
     def _last_block(self, data: bytes, long_line_parts: int) -> Iterator[LineBlock]:
         bad: list[BadLine] = []
-        if self._fault is not None:
+        if self._input.fault is not None:
             data, cut_line = _cut_after_last_line(data)
             block, _ = self._block(data, [], is_last=True)
             self.num_lines += 1
             self.num_records += 1
             bad.append(
-                BadLine(line=self.num_lines, reason=self._fault, raw=cut_line, ends_file=True)
+                BadLine(line=self.num_lines, reason=self._input.fault, raw=cut_line, ends_file=True)
             )
             yield replace(block, bad=tuple(bad))
             return
@@ -193,132 +165,23 @@ class LineBlockReader:
 
     def _utf8_pieces(self) -> Iterator[bytes]:
         if self._encoding == "utf-8":
-            yield from self._pieces()
+            yield from self._input.pieces()
             return
         decoder = codecs.getincrementaldecoder(self._encoding)()
         try:
-            for piece in self._pieces():
+            for piece in self._input.pieces():
                 yield decoder.decode(piece).encode()
-            if self._fault is None:
+            if self._input.fault is None:
                 yield decoder.decode(b"", final=True).encode()
         except UnicodeError as error:
             raise DatasetError(
                 f"{self._name}: must be {self._encoding}, as the schema declares: {error}"
             ) from None
 
-    def _pieces(self) -> Iterator[bytes]:
-        raw = self._read()
-        if raw.startswith(_GZIP_MAGIC):
-            yield from self._inflated(raw)
-        elif raw.startswith(_ZSTD_MAGIC):
-            yield from self._from_zstd(raw)
-        elif _BZIP2_MAGIC.match(raw):
-            yield from self._unpacked(raw, "bzip2", bz2.BZ2Decompressor)
-        elif raw.startswith(_XZ_MAGIC):
-            limited = partial(lzma.LZMADecompressor, memlimit=_XZ_BYTES)
-            yield from self._unpacked(raw, "xz", limited)
-        else:
-            while raw:
-                yield raw
-                raw = self._read()
-
-    def _unpacked(self, raw: bytes, kind: str, make: Callable[[], Any]) -> Iterator[bytes]:
-        stream = make()
-        while True:
-            if stream.eof:
-                # A file may consist of several streams; xz pads them with zeros.
-                raw = stream.unused_data.lstrip(b"\0")
-                while not raw and (more := self._read()):
-                    raw = more.lstrip(b"\0")
-                if not raw:
-                    return
-                stream = make()
-            elif stream.needs_input and not raw and not (raw := self._read()):
-                self._fault = f"the {kind} stream ends early: the file is cut off here"
-                return
-            try:
-                yield stream.decompress(raw, _INFLATED_BYTES)
-            except (OSError, EOFError, lzma.LZMAError) as error:
-                self._fault = f"the {kind} stream is damaged here: {error}"
-                self._read_to_end()
-                return
-            raw = b""
-
-    def _from_zstd(self, raw: bytes) -> Iterator[bytes]:
-        frames = zstandard.ZstdDecompressor()
-        frame = frames.decompressobj()
-        while raw:
-            for at in range(0, len(raw), _ZSTD_READ_BYTES):
-                piece = raw[at : at + _ZSTD_READ_BYTES]
-                while piece:
-                    if frame.eof:
-                        frame = frames.decompressobj()
-                    try:
-                        yield frame.decompress(piece)
-                    except zstandard.ZstdError as error:
-                        self._fault = f"the zstd stream is damaged here: {error}"
-                        self._read_to_end()
-                        return
-                    piece = frame.unused_data if frame.eof else b""
-            raw = self._read()
-        if not frame.eof:
-            self._fault = "the zstd stream ends early: the file is cut off here"
-
-    def _inflated(self, raw: bytes) -> Iterator[bytes]:
-        inflate = zlib.decompressobj(_GZIP_WBITS)
-        while raw:
-            before = inflate.copy()
-            try:
-                yield inflate.decompress(raw, _INFLATED_BYTES)
-            except zlib.error as error:
-                yield from self._salvage(before, raw)
-                self._fault = f"the gzip stream is damaged here: {error}"
-                self._read_to_end()
-                return
-            if inflate.eof:
-                # A gzip file may consist of several members and end in zeros.
-                raw = inflate.unused_data.lstrip(b"\0")
-                while not raw and (more := self._read()):
-                    raw = more.lstrip(b"\0")
-                if not raw:
-                    return
-                inflate = zlib.decompressobj(_GZIP_WBITS)
-            else:
-                raw = inflate.unconsumed_tail or self._read()
-        while rest := inflate.decompress(b"", _INFLATED_BYTES):
-            yield rest
-        self._fault = "the gzip stream ends early: the file is cut off here"
-
-    def _salvage(self, inflate: zlib._Decompress, raw: bytes) -> Iterator[bytes]:
-        """Yields the output of a damaged piece up to the damage."""
-        for at in range(len(raw)):
-            try:
-                yield inflate.decompress(raw[at : at + 1])
-            except zlib.error:
-                return
-
-    def _read(self) -> bytes:
-        raw = self._stream.read(_READ_BYTES)
-        self._digest.update(raw)
-        self.num_bytes += len(raw)
-        return raw
-
-    def _read_to_end(self) -> None:
-        while self._read():
-            pass
-
 
 def _cut_after_last_line(data: bytes) -> tuple[bytes, bytes]:
     at = data.rfind(b"\n") + 1
     return data[:at], data[at:]
-
-
-def checksum_of(stream: ByteStream) -> str:
-    """Computes the XXH3-64 of all bytes of a stream, as 16 hexadecimal digits."""
-    digest = xxhash.xxh3_64()
-    while raw := stream.read(_READ_BYTES):
-        digest.update(raw)
-    return digest.hexdigest()
 
 
 class ReadAhead:

@@ -23,9 +23,9 @@ from .beam_stages import build
 from .ingest_job import BAD_LINES_NAME, IngestJob
 from .input_files import InputTask, find_inputs, open_input
 from .job_progress import progress_shown
-from .line_blocks import checksum_of
 from .lock import locked
 from .options import Options
+from .unpacked_stream import checksum_of
 from .work_dir import SPLITS
 
 

@@ -24,8 +24,8 @@ by tabs; plain or packed) and writes a dataset. This is `pipelines.ingest --sche
 integers become log(1 + max(x, 0)) in float32 (missing: NaN), ids become int64 (missing: -1).
 """,
     "ingest": """\
-Reads tables of a declared schema and writes a dataset: CSV, TSV or JSON Lines, plain or packed by
-gzip, bzip2, xz or zstd; Parquet; ORC.
+Reads tables of a declared schema and writes a dataset: CSV, TSV, JSON Lines or TFRecord of
+tf.Example, plain or packed by gzip, bzip2, xz or zstd; Parquet; ORC.
 """,
 }
 _HELP_OUTPUT = """

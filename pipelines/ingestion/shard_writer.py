@@ -19,8 +19,8 @@ from embedps.data.transforms_digest import KEY
 from embedps.features.transforms import Transforms
 from embedps.storage.file_io import replacing
 
-from .line_blocks import checksum_of
 from .sorted_runs import RUN_ROWS, SortedRunReader, SortedRunRecord
+from .unpacked_stream import checksum_of
 from .work_dir import SPLITS, WorkDir
 
 _ROWS_PER_DICTIONARY_VALUE = 4

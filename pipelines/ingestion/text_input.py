@@ -5,8 +5,9 @@ from __future__ import annotations
 from embedps.features.table_schema import Table
 
 from .json_lines import JsonLineParser
-from .line_blocks import ByteStream, LineBlockReader
+from .line_blocks import LineBlockReader
 from .line_parser import LineParser
+from .unpacked_stream import ByteStream
 
 
 def open_lines(

@@ -172,7 +172,7 @@ def test_bad_lines_are_set_aside_with_file_line_and_reason(tmp_path: Path):
 
 def test_line_of_several_blocks_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("embedps.pipelines.ingestion.line_blocks.MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr("embedps.pipelines.ingestion.line_blocks._READ_BYTES", 512)
+    monkeypatch.setattr("embedps.pipelines.ingestion.unpacked_stream._READ_BYTES", 512)
     monkeypatch.setattr("embedps.pipelines.ingestion.line_blocks.BLOCK_BYTES", 2000)
     lines = make_lines(30)
     log = write_log(tmp_path / "a.tsv", [*lines[:9], b"x" * 20_000, *lines[9:]])

@@ -15,13 +15,13 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedps.pipelines.ingestion import line_blocks
+from embedps.pipelines.ingestion import line_blocks, unpacked_stream
 from embedps.pipelines.ingestion.line_blocks import (
     LineBlock,
     LineBlockReader,
     ReadAhead,
-    checksum_of,
 )
+from embedps.pipelines.ingestion.unpacked_stream import checksum_of
 from tests.pipelines.builders import make_lines
 
 
@@ -58,8 +58,8 @@ def test_blocks_hold_all_lines_in_order(lines: list[bytes], block_bytes: int, pa
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_blocks_stay_small_when_the_log_is_large(monkeypatch: pytest.MonkeyPatch, packed: bool):
-    monkeypatch.setattr(line_blocks, "_READ_BYTES", 1000)
-    monkeypatch.setattr(line_blocks, "_INFLATED_BYTES", 1000)
+    monkeypatch.setattr(unpacked_stream, "_READ_BYTES", 1000)
+    monkeypatch.setattr(unpacked_stream, "_INFLATED_BYTES", 1000)
     # Packs to a thousandth: what is read at once must not be what it becomes.
     data = (b"0" * 99 + b"\n") * 10_000
     blocks, reader = read(gzip.compress(data) if packed else data, block_bytes=5000)
@@ -139,7 +139,7 @@ def test_damaged_gzip_gives_the_lines_before_the_damage():
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_line_of_megabytes_is_set_aside_in_parts(monkeypatch: pytest.MonkeyPatch, end: bytes):
     monkeypatch.setattr(line_blocks, "MAX_LINE_BYTES", 100)
-    monkeypatch.setattr(line_blocks, "_READ_BYTES", 64)
+    monkeypatch.setattr(unpacked_stream, "_READ_BYTES", 64)
     long_line = bytes(range(97, 123)) * 40
     tail = b"after\nend\n" if end else b""
     blocks, reader = read(b"before\n" + long_line + end + tail, block_bytes=128)

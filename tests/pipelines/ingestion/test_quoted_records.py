@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
-from embedps.pipelines.ingestion import line_blocks
+from embedps.pipelines.ingestion import line_blocks, unpacked_stream
 from embedps.pipelines.ingestion.bad_lines import BadLine
 from embedps.pipelines.ingestion.line_blocks import LineBlockReader
 from embedps.pipelines.ingestion.line_parser import LineParser
@@ -138,7 +138,7 @@ def test_quote_within_a_field_of_several_lines_invents_no_row():
 
 def test_quote_that_never_closes_sets_its_line_aside_only(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(line_blocks, "MAX_LINE_BYTES", 2000)
-    monkeypatch.setattr(line_blocks, "_READ_BYTES", 512)
+    monkeypatch.setattr(unpacked_stream, "_READ_BYTES", 512)
     lines = [f"{n % 2},u{n}" for n in range(5000)]
     lines[70] = '0,"5 inch TV'
     for data in (lines, lines[:100]):
@@ -155,7 +155,7 @@ def test_too_long_line_within_quotes_is_set_aside_with_the_line_that_opens(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(line_blocks, "MAX_LINE_BYTES", 100)
-    monkeypatch.setattr(line_blocks, "_READ_BYTES", 64)
+    monkeypatch.setattr(unpacked_stream, "_READ_BYTES", 64)
     data = b'1,a\n1,"b\n' + b"x" * 1000 + b'"\n0,c\n'
     rows, bad, num_records = read(data, block_bytes=128)
     assert [row["s"] for row in rows] == [fingerprint("a"), fingerprint("c")]

@@ -80,6 +80,8 @@ class SplitRule:
         limit = np.uint64(min(int(self.fraction * 2.0**64), (1 << 64) - 1))
         if self.keys:
             records = hash_rows([rows.column(name) for name in self.keys], self.seed)
+        if records is None:
+            raise ValueError("this rule needs the hashes of the records")
         return np.asarray(records < limit)
 
     @property

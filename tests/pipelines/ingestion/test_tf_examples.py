@@ -26,7 +26,7 @@ from embedps.pipelines.ingestion.tf_examples import ExampleParser
 from tests.builders import read_split
 from tests.pipelines.shop import as_rows, bad_lines, make
 
-COLUMNS = [
+COLUMNS: list[dict[str, Any]] = [
     {"name": "y", "as": "label"},
     {"name": "user", "as": "key", "type": "integer", "keep": True},
     {"name": "shop", "as": "categorical", "type": "string"},

@@ -46,6 +46,7 @@ class FileOp : public tensorflow::AsyncOpKernel {
         StorePtr found;
         status = FindStore(context, &found);
         if (status.ok()) status = Work(context, &found->store);
+        if (status.ok()) status = ToTensorFlow(found->store.failure());
       }
       if (!status.ok()) context->SetStatus(status);
       done();

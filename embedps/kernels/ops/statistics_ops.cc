@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
@@ -59,6 +60,43 @@ class TableUseOp : public StoreOp {
   }
 };
 EMBEDPS_KERNEL(TableUse);
+
+REGISTER_OP("EmbedpsTierStats")
+    .Input("store: resource")
+    .Output("rows_on_disk: int64")
+    .Output("counts: int64")
+    .Output("error: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(7));
+      c->set_output(2, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Counts the rows on disk, of each table. counts: bytes of the spill files; rows that were "
+        "written, and of them those that compaction moved; rows that were read, by how many calls, "
+        "and how many of them alone; rows that went because the disk was full. error: why it is.");
+
+class TierStatsOp : public StoreOp {
+ public:
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    RowTier::Stats stats;
+    stats.rows_on_disk.resize(store->num_tables());
+    if (store->tier() != nullptr) stats = store->tier()->stats();
+    Tensor *rows, *counts;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {store->num_tables()}, &rows));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {7}, &counts));
+    std::copy(stats.rows_on_disk.begin(), stats.rows_on_disk.end(), rows->vec<int64_t>().data());
+    const int64_t all[] = {stats.log.bytes, stats.log.appended,   stats.log.moved,
+                           stats.log.read,  stats.log.disk_reads, stats.late_reads,
+                           stats.evicted};
+    std::copy(std::begin(all), std::end(all), counts->vec<int64_t>().data());
+    return OutputScalar<tensorflow::tstring>(context, 2, stats.log.error);
+  }
+};
+EMBEDPS_KERNEL(TierStats);
 
 // Rests between slices of work so that this thread takes a small share of the cores while training
 // uses the rows. It is no Throttle: these share a budget, of which saves would have less.

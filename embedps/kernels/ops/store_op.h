@@ -15,6 +15,7 @@ class StoreOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, FindStore(context, &found));
     OP_REQUIRES_OK(context, Check(found->store));
     OP_REQUIRES_OK(context, Run(context, &found->store));
+    OP_REQUIRES_OK(context, ToTensorFlow(found->store.failure()));
   }
 
  protected:

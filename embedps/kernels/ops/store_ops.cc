@@ -47,6 +47,8 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("server_memory: string = ''")
     .Attr("max_server_bytes: int = 0")
     .Attr("keeps_evicted: bool = false")
+    .Attr("max_memory_bytes: int = 0")
+    .Attr("spill_dir: string = ''")
     .Output("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -74,6 +76,12 @@ class RowStoreOp : public OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("compact", &config_.compact));
     OP_REQUIRES_OK(c, c->GetAttr("server_memory", &server_memory_));
     OP_REQUIRES_OK(c, c->GetAttr("max_server_bytes", &max_server_bytes_));
+    OP_REQUIRES_OK(c, c->GetAttr("max_memory_bytes", &tier_.max_memory_bytes));
+    OP_REQUIRES_OK(c, c->GetAttr("spill_dir", &tier_.directory));
+    OP_REQUIRES(c, max_server_bytes_ == 0 || tier_.max_memory_bytes == 0,
+                absl::InvalidArgumentError("group '" + config_.group +
+                                           "': max_server_bytes and max_memory_bytes exclude each "
+                                           "other"));
     bool keeps_evicted = false;
     OP_REQUIRES_OK(c, c->GetAttr("keeps_evicted", &keeps_evicted));
     if (keeps_evicted) config_.open_evicted_file = OpenEvictedFile;
@@ -84,6 +92,7 @@ class RowStoreOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     RowStoreConfig config = config_;
     if (max_server_bytes_ > 0) OP_REQUIRES_OK(context, FindServerMemory(context, &config));
+    if (tier_.max_memory_bytes > 0) OP_REQUIRES_OK(context, FindTierMemory(context, &config));
     OP_REQUIRES_OK(context, FindOrCreate<StoreResource>(context, container_, name_, [&config] {
                      return new StoreResource(std::move(config));
                    }));
@@ -112,6 +121,26 @@ class RowStoreOp : public OpKernel {
         "group '" + config->group + "': max_server_bytes must be at least " +
         std::to_string(taken + least) + " for the tables up to here but is " +
         std::to_string(max_server_bytes_));
+  }
+
+  // The same of the memory that they share beside a disk.
+  absl::Status FindTierMemory(OpKernelContext* context, RowStoreConfig* config) {
+    TF_RETURN_IF_ERROR(ToTensorFlow(SpillLog::CheckDirectory(tier_.directory)));
+    TierMemoryResource* found = nullptr;
+    TF_RETURN_IF_ERROR(context->resource_manager()->LookupOrCreate<TierMemoryResource>(
+        container_, server_memory_ + "/tier", &found, [this](TierMemoryResource** created) {
+          *created = new TierMemoryResource(tier_);
+          return absl::OkStatus();
+        }));
+    const tensorflow::core::RefCountPtr<TierMemoryResource> release(found);
+    config->tier_memory = found->memory;
+    const int64_t least = found->memory->AddLeast(
+        RowTier::LeastBytes(LayoutOf(*config), static_cast<int>(config->tables.size()), tier_));
+    if (least <= tier_.max_memory_bytes) return absl::OkStatus();
+    return absl::InvalidArgumentError("group '" + config->group +
+                                      "': max_memory_bytes must be at least " +
+                                      std::to_string(least) + " for the tables up to here but is " +
+                                      std::to_string(tier_.max_memory_bytes));
   }
 
   // Reads the tables, each with the settings of all its kinds.
@@ -159,6 +188,7 @@ class RowStoreOp : public OpKernel {
 
   std::string container_, name_, server_memory_;
   int64_t max_server_bytes_ = 0;
+  TierConfig tier_;
   RowStoreConfig config_;
 };
 EMBEDPS_KERNEL(RowStore);

@@ -32,6 +32,16 @@ class ServerMemoryResource : public tensorflow::ResourceBase {
   const std::shared_ptr<ServerMemory> memory;
 };
 
+// What the stores of a server whose coldest rows are on disk share.
+class TierMemoryResource : public tensorflow::ResourceBase {
+ public:
+  explicit TierMemoryResource(TierConfig config)
+      : memory(std::make_shared<TierMemory>(std::move(config))) {}
+  std::string DebugString() const override { return "embedps memory of a server with a disk"; }
+
+  const std::shared_ptr<TierMemory> memory;
+};
+
 using StorePtr = tensorflow::core::RefCountPtr<StoreResource>;
 
 inline absl::Status FindStore(tensorflow::OpKernelContext* context, StorePtr* store) {

@@ -235,7 +235,7 @@ Status RowStore::Admit(const IdsByTable& batch, const ShownIds& shown,
                          continue;  // another step admitted it meanwhile
                        if (!CountShown(bin, Of(*e), id, examples[e->at], shown.step)) {
                          ++refused;
-                       } else if (InsertRow(t, e->hash, id, vectors, &stripe) != kNone) {
+                       } else if (InsertRow(bin, e->hash, id, vectors, &stripe) != kNone) {
                          if (counters != nullptr) counters->Erase(Of(*e), id);
                          ++admitted;
                        }

@@ -61,6 +61,10 @@ struct EvictionConfig {
       return EvictionCause::kAge;
     }
     if (min_norm > 0 && row.frequency > 0) {
+      // No update has changed it since it went there.
+      if (layout.IsOnDisk(row)) {
+        return RowLayout::IsSmallOnDisk(row) ? EvictionCause::kNorm : EvictionCause::kNone;
+      }
       const double least_squared = static_cast<double>(min_norm) * min_norm;
       if (layout.SquaredNorm(row, least_squared) < least_squared) return EvictionCause::kNorm;
     }

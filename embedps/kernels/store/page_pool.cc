@@ -46,6 +46,7 @@ char* PagePool::Allocate(size_t bytes) {
   bytes = RoundUp(bytes, 64);
   const MutexLock lock(&mutex_);
   used_bytes_ += bytes;
+  used_now_.store(static_cast<int64_t>(used_bytes_), std::memory_order_relaxed);
   if (char* piece = TakeFreed(bytes)) return piece;
   largest_piece_ = std::max(largest_piece_, bytes);
   while (current_ < regions_.size() &&
@@ -68,6 +69,7 @@ void PagePool::Free(char* piece, size_t bytes) {
   bytes = RoundUp(bytes, 64);
   const MutexLock lock(&mutex_);
   used_bytes_ -= bytes;
+  used_now_.store(static_cast<int64_t>(used_bytes_), std::memory_order_relaxed);
   AddFreed(piece, bytes);
 }
 

@@ -46,6 +46,9 @@ class PagePool {
   // Sets how many bytes of pages it touches ahead at most. Called before Allocate.
   void SetMostAheadBytes(size_t bytes);
 
+  // Counts the bytes of pieces.
+  int64_t UsedBytes() const { return used_now_.load(std::memory_order_relaxed); }
+
   // Counts the bytes of touched or allocated pages that no piece uses.
   int64_t SpareBytes() const;
 
@@ -84,6 +87,7 @@ class PagePool {
   bool ended_ GUARDED_BY(mutex_) = false;
   CondVar changed_;
   std::atomic<int64_t> elsewhere_{0};
+  std::atomic<int64_t> used_now_{0};  // used_bytes_, for whoever has no lock
   std::thread toucher_ GUARDED_BY(mutex_);
 };
 

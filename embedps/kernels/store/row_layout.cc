@@ -22,7 +22,7 @@ OptimizerSlotEncoding RowLayout::optimizer_slot_encoding() const {
 }
 
 double RowLayout::SquaredNorm(const RowHeader& row, double enough) const {
-  const char* embedding = reinterpret_cast<const char*>(&row) + kHeaderBytes;
+  const char* embedding = Embedding(row);
   constexpr int kAtOnce = 16;
   float values[kAtOnce];
   double sum = 0;

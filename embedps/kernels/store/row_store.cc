@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
@@ -27,9 +28,15 @@ constexpr int64_t kServerStores = 4;  // that share a server's limit, about
 
 RowStore::RowStore(RowStoreConfig config)
     : config_(std::move(config)),
-      layout_(LayoutOf(config_)),
+      arena_(config_.tier_memory
+                 ? std::make_unique<BodyArena>(LayoutOf(config_).body_bytes(),
+                                               config_.tier_memory->config().max_memory_bytes)
+                 : nullptr),
+      layout_(LayoutOf(config_, arena_.get())),
       initial_optimizer_slots_(InitialOptimizerSlots(config_.optimizer, config_.dim)),
-      pool_(config_.server_memory ? config_.server_memory->pool() : &own_pool_),
+      pool_(config_.tier_memory     ? config_.tier_memory->pool()
+            : config_.server_memory ? config_.server_memory->pool()
+                                    : &own_pool_),
       initial_vectors_(config_.tables.size()),
       table_rows_(config_.tables.size()),
       admitted_(config_.tables.size()),
@@ -42,7 +49,7 @@ RowStore::RowStore(RowStoreConfig config)
     const int chunk_bits = ChunkBits(table);
     for (int i = 0; i < kStripes; ++i)
       stripes_.push_back(
-          std::make_unique<Stripe>(layout_.row_bytes(), pool_, salts_.back(), chunk_bits));
+          std::make_unique<Stripe>(layout_.head_bytes(), pool_, salts_.back(), chunk_bits));
   }
   MakeCounters();
   if (config_.open_evicted_file) {
@@ -55,7 +62,7 @@ RowStore::RowStore(RowStoreConfig config)
     TableEviction::OnEvicted on_evicted;
     if (evicted_rows_) {
       on_evicted = [this, t](const RowHeader& row, EvictionCause cause) {
-        evicted_rows_->Add(t, row, cause, LastStep());
+        AddEvicted(t, row, cause);
       };
     }
     evictions_.push_back(std::make_unique<TableEviction>(
@@ -67,14 +74,40 @@ RowStore::RowStore(RowStoreConfig config)
   }
   if (config_.server_memory) {
     config_.server_memory->AddStore(TableEviction::PoolShare(layout_), HeapBytes());
-  } else if (most_bytes > 0) {
+  } else if (most_bytes > 0 && !config_.tier_memory) {
     pool_->SetMostBytes(most_bytes);
   }
+  if (config_.tier_memory) MakeTier();
   if (sweeps && config_.sweeps_itself) {
     sweeper_ =
         std::make_unique<Sweeper>([this](const Sweeper::Pause& pause) { Sweep(pause); },
                                   [this] { return IsSweepDue(); }, [this] { return IsBusy(); });
   }
+}
+
+void RowStore::MakeTier() {
+  RowTier::Owner owner;
+  owner.group = config_.group;
+  owner.layout = &layout_;
+  owner.arena = arena_.get();
+  owner.stripes = &stripes_;
+  for (const TableConfig& table : config_.tables) {
+    owner.min_norms.push_back(table.eviction.min_norm);
+  }
+  owner.steps = &steps_;
+  owner.is_busy = [this] { return IsBusy(); };
+  owner.evict = [this](int bin, uint32_t number) NO_THREAD_SAFETY_ANALYSIS {
+    evictions_[bin / kStripes]->Displace(stripes_[bin].get(), number);  // who calls has the lock
+  };
+  tier_ = std::make_unique<RowTier>(config_.tier_memory, std::move(owner));
+}
+
+void RowStore::AddEvicted(int t, const RowHeader& row, EvictionCause cause) const {
+  if (!layout_.IsOnDisk(row)) return evicted_rows_->Add(t, row, cause, LastStep());
+  const IdHashes hashes = HashesOf(salts_[t], row.id);
+  RowTier::Image image(tier_.get());
+  const RowHeader* const read = tier_->ViewOnDisk(t * kStripes + StripeOf(hashes.row), row, &image);
+  if (read != nullptr) evicted_rows_->Add(t, *read, cause, LastStep());
 }
 
 int RowStore::ChunkBits(const TableConfig& table) const {
@@ -91,10 +124,11 @@ int RowStore::ChunkBits(const TableConfig& table) const {
 }
 
 RowStore::~RowStore() {
-  if (!config_.server_memory) return;
+  if (!config_.server_memory && !tier_) return;
   sweeper_.reset();
+  if (tier_) tier_->Stop();
   for (const auto& stripe : stripes_) stripe->Clear();  // other stores may use its memory
-  config_.server_memory->RemoveStore(HeapBytes());
+  if (config_.server_memory) config_.server_memory->RemoveStore(HeapBytes());
 }
 
 RowFileSchema RowStore::FileSchema() const {
@@ -140,6 +174,46 @@ Status RowStore::LookupShown(const IdsByTable& batch, const ShownIds& shown,
   return LookUp(batch, /*insert=*/true, &shown, parallel, embeddings);
 }
 
+Status RowStore::Fetch(const IdsByTable& batch, const StripeOrder& order,
+                       const ParallelFor& parallel, RowTier::Fetched* fetched) {
+  if (tier_ == nullptr) return Status::Ok();
+  tier_->Pace();
+  if (!tier_->has_spilled()) return tier_->failure();
+  Mutex mutex;
+  order.ForEachBin(parallel, 60,
+                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+                     thread_local RowTier::Fetched wanted;
+                     wanted.clear();
+                     {
+                       Stripe& stripe = *stripes_[bin];
+                       const MutexLock lock(&stripe.mutex);
+                       RowFinder finder(stripe, first, last);
+                       for (const auto* e = first; e < last; ++e) {
+                         const uint32_t number = finder.Next(e, batch.ids[e->at]);
+                         if (number != kNone) tier_->Want(bin, number, e->at, &wanted);
+                       }
+                     }
+                     if (wanted.empty()) return;
+                     const MutexLock lock(&mutex);
+                     fetched->Append(wanted);
+                   });
+  return tier_->Fetch(fetched);
+}
+
+void RowStore::FetchRows(int bin, const std::vector<uint32_t>& numbers,
+                         RowTier::Fetched* fetched) const {
+  fetched->clear();
+  if (tier_ == nullptr || !tier_->has_spilled()) return;
+  {
+    const Stripe& stripe = *stripes_[bin];
+    const MutexLock lock(&stripe.mutex);
+    for (const uint32_t number : numbers) {
+      if (stripe.Row(number)->live) tier_->Want(bin, number, number, fetched);
+    }
+  }
+  (void)tier_->Fetch(fetched);
+}
+
 Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
                         const ParallelFor& parallel, float* embeddings) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
@@ -147,6 +221,8 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
   const StripeOrder order(batch, salts_, parallel);
   NewVectors vectors;
   if (insert) EMBEDPS_RETURN_IF_ERROR(ComputeNew(batch, order, shown, &vectors));
+  RowTier::Fetched fetched;
+  EMBEDPS_RETURN_IF_ERROR(Fetch(batch, order, parallel, &fetched));
   const int dim = config_.dim;
   order.ForEachBin(parallel, 100 + dim,
                    [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
@@ -157,6 +233,7 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
                      const TableEviction::Visit visit(evictions_[t].get(), &stripe);
                      PrefetchBin(last->bin);
                      RowFinder finder(stripe, first, last);
+                     RowTier::Image image(tier_.get());
                      // Admission decides about them. It keeps its memory from bin to bin.
                      thread_local std::vector<StripeOrder::Entry> absent;
                      absent.clear();
@@ -165,7 +242,11 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
                        float* out = embeddings + int64_t{e->at} * dim;
                        uint32_t number = finder.Next(e, id);
                        if (number == kNone && insert && !admits) {
-                         number = InsertRow(t, e->hash, id, vectors, &stripe);
+                         number = InsertRow(bin, e->hash, id, vectors, &stripe);
+                         if (number != kNone) {
+                           layout_.ReadEmbedding(*stripe.Row(number), out);
+                           continue;
+                         }
                        }
                        if (number == kNone && admits && shown != nullptr) {
                          absent.push_back(*e);
@@ -175,17 +256,20 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
                        } else if (number == kNone) {
                          ReadAbsent(t, id, out);
                        } else {
-                         layout_.ReadEmbedding(*stripe.Row(number), out);
+                         const RowHeader* row = stripe.Row(number);
+                         if (tier_) row = tier_->LookUp(bin, number, fetched, e->at, &image);
+                         if (row != nullptr) layout_.ReadEmbedding(*row, out);
                        }
                      }
                      if (!absent.empty())
                        ReadShown(bin, batch, absent, *shown, vectors, embeddings);
                    });
-  return Status::Ok();
+  return failure();
 }
 
-uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, const NewVectors& vectors,
+uint32_t RowStore::InsertRow(int bin, uint64_t hash, int64_t id, const NewVectors& vectors,
                              Stripe* stripe) {
+  const int t = bin / kStripes;
   const TableConfig& table = config_.tables[t];
   const bool is_computed = table.initializer.kind == InitializerConfig::Kind::kFunction;
   if (is_computed && vectors.Find(t, id) == nullptr) return kNone;
@@ -202,6 +286,7 @@ uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, const NewVectors&
     refused_[t].fetch_add(1, std::memory_order_relaxed);
     return kNone;
   }
+  if (tier_) tier_->Begin(bin, number);
   RowHeader* row = stripe->Row(number);
   if (evictions_[t]->any()) row->last_step = LastStep();  // its age counts from now
   InitializeRow(t, id, vectors, row);
@@ -230,32 +315,33 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   NoteStep(step);
   const StripeOrder order(batch, salts_, parallel);
+  RowTier::Fetched fetched;
+  if (!Fetch(batch, order, parallel, &fetched).ok()) return;  // the caller asks `failure`
   const int dim = config_.dim;
-  order.ForEachBin(parallel, 150 + 4 * dim,
-                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-                     Stripe& stripe = *stripes_[bin];
-                     RowUpdater updater(layout_, config_.optimizer,
-                                        config_.tables[bin / kStripes].seed, salts_[bin / kStripes],
-                                        learning_rate, step);
-                     const MutexLock lock(&stripe.mutex);
-                     PrefetchBin(last->bin);
-                     RowFinder finder(stripe, first, last);
-                     int64_t skipped = 0;
-                     for (const auto* e = first; e < last; ++e) {
-                       const uint32_t number = finder.Next(e, batch.ids[e->at]);
-                       if (number == kNone) {
-                         ++skipped;
-                         continue;
-                       }
-                       RowHeader* row = stripe.Row(number);
-                       row->last_step = step;
-                       if (row->frequency < kMaxFrequency) ++row->frequency;
-                       updater.Apply(gradients + int64_t{e->at} * dim, row);
-                       stripe.Touch(number);
-                     }
-                     if (skipped > 0)
-                       skipped_updates_.fetch_add(skipped, std::memory_order_relaxed);
-                   });
+  order.ForEachBin(
+      parallel, 150 + 4 * dim,
+      [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+        Stripe& stripe = *stripes_[bin];
+        RowUpdater updater(layout_, config_.optimizer, config_.tables[bin / kStripes].seed,
+                           salts_[bin / kStripes], learning_rate, step);
+        const MutexLock lock(&stripe.mutex);
+        PrefetchBin(last->bin);
+        RowFinder finder(stripe, first, last);
+        int64_t skipped = 0;
+        for (const auto* e = first; e < last; ++e) {
+          const uint32_t number = finder.Next(e, batch.ids[e->at]);
+          if (number == kNone || (tier_ && !tier_->BringIn(bin, number, fetched, e->at))) {
+            ++skipped;
+            continue;
+          }
+          RowHeader* row = stripe.Row(number);
+          row->last_step = step;
+          if (row->frequency < kMaxFrequency) ++row->frequency;
+          updater.Apply(gradients + int64_t{e->at} * dim, row);
+          stripe.Touch(number);
+        }
+        if (skipped > 0) skipped_updates_.fetch_add(skipped, std::memory_order_relaxed);
+      });
 }
 
 void RowStore::NoteStep(uint32_t step) {
@@ -269,8 +355,9 @@ uint32_t RowStore::LastStep() const {
   return static_cast<uint32_t>(std::max<int64_t>(steps_.load(std::memory_order_relaxed), 1) - 1);
 }
 
-void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
-                         OutgoingRows* outgoing) {
+void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, OutgoingRows* outgoing) {
+  const int table = bin / kStripes;
+  Stripe& stripe = *stripes_[bin];
   // Take the open list. A row stays listed until it is copied: the copy contains earlier changes,
   // and later changes list the row again. So slices of rows can be copied one by one.
   BlockList<uint32_t> pending(pool_), open(pool_);
@@ -313,9 +400,19 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
     outgoing->Reserve(1);
     outgoing->AppendRemoval(table, removed[i]);
   }
+  std::vector<uint32_t> numbers;
+  RowTier::Fetched fetched;
+  RowTier::Image image(tier_.get());
   for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
     const uint32_t last = std::min(num_rows, first + kSliceRows);
     outgoing->Reserve(last - first);  // not under the lock
+    if (tier_) {
+      numbers.clear();
+      for (uint32_t i = first; i < last; ++i) {
+        numbers.push_back(kind == CutKind::kDelta ? rows[i] : i);
+      }
+      FetchRows(bin, numbers, &fetched);
+    }
     const MutexLock lock(&stripe.mutex);
     for (uint32_t i = first; i < last; ++i) {
       const uint32_t number = kind == CutKind::kDelta ? rows[i] : i;
@@ -325,7 +422,8 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
       }
       RowHeader* row = stripe.Row(number);
       if (row->live) {
-        outgoing->AppendRow(table, *row);
+        const RowHeader* const whole = ViewRow(bin, number, fetched, &image);
+        if (whole != nullptr) outgoing->AppendRow(table, *whole);
         if (!row->saved) row->saved = 1;
       }
       if (row->listed)
@@ -356,16 +454,20 @@ Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* 
   for (size_t i = 0; i < stripes_.size(); ++i) {
     // Every stripe closes its list even after the sink has failed, or the lists would belong to
     // different cuts.
-    CutStripe(static_cast<int>(i) / kStripes, *stripes_[i], kind, drop_pending, &outgoing);
+    CutStripe(static_cast<int>(i), kind, drop_pending, &outgoing);
   }
   const Status status = outgoing.Flush();
   *cut = this_cut;
+  EMBEDPS_RETURN_IF_ERROR(failure());
   return counted.ok() ? status : counted;
 }
 
 Status RowStore::Copy(const RowSink& sink) {
   const int64_t stopped = copies_stopped_;
   OutgoingRows outgoing(layout_, OptimizerSlots(config_.optimizer, config_.dim), sink);
+  std::vector<uint32_t> numbers;
+  RowTier::Fetched fetched;
+  RowTier::Image image(tier_.get());
   for (size_t i = 0; i < stripes_.size(); ++i) {
     Stripe& stripe = *stripes_[i];
     uint32_t num_rows;
@@ -377,16 +479,24 @@ Status RowStore::Copy(const RowSink& sink) {
       if (copies_stopped_ != stopped) return Status::IoError("the copy was stopped");
       const uint32_t last = std::min(num_rows, first + kSliceRows);
       outgoing.Reserve(last - first);  // not under the lock
+      if (tier_) {
+        numbers.resize(last - first);
+        std::iota(numbers.begin(), numbers.end(), first);
+        FetchRows(static_cast<int>(i), numbers, &fetched);
+      }
       const MutexLock lock(&stripe.mutex);
       for (uint32_t number = first; number < last; ++number) {
         RowHeader* row = stripe.Row(number);
         if (!row->live) continue;
-        outgoing.AppendRow(i / kStripes, *row);
+        const RowHeader* const whole = ViewRow(static_cast<int>(i), number, fetched, &image);
+        if (whole != nullptr) outgoing.AppendRow(i / kStripes, *whole);
         if (!row->saved) row->saved = 1;
       }
     }
   }
-  return outgoing.Flush();
+  const Status status = outgoing.Flush();
+  EMBEDPS_RETURN_IF_ERROR(failure());
+  return status;
 }
 
 bool RowStore::IsOfShard(int table, int64_t id, int shard, int num_shards) const {
@@ -422,13 +532,13 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
 
 void RowStore::LoadInOrder(const RowColumns& columns, const RecordOrder& order,
                            bool optimizer_slots, const ParallelFor& parallel) {
+  if (tier_) tier_->Pace();
   parallel(static_cast<int64_t>(stripes_.size()),
            500 * (1 + order.entries.size() / stripes_.size()), [&](int64_t begin, int64_t end) {
              for (int64_t bin = begin; bin < end; ++bin) {
                const auto* first = order.entries.data() + order.starts[bin];
                const auto* last = order.entries.data() + order.starts[bin + 1];
                if (first == last) continue;
-               const int t = static_cast<int>(bin) / kStripes;
                Stripe& s = *stripes_[bin];
                const MutexLock lock(&s.mutex);
                s.Reserve(last - first);
@@ -436,14 +546,15 @@ void RowStore::LoadInOrder(const RowColumns& columns, const RecordOrder& order,
                  if (last - r > 2 * kAheadRecords) s.PrefetchEntry(r[2 * kAheadRecords].hash);
                  if (last - r > kAheadRecords)
                    s.PrefetchRow(s.PrefetchChunk(r[kAheadRecords].hash));
-                 LoadRecord(columns, r->at, t, r->hash, optimizer_slots, &s);
+                 LoadRecord(columns, r->at, static_cast<int>(bin), r->hash, optimizer_slots, &s);
                }
              }
            });
 }
 
-void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
+void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int bin, uint64_t hash,
                           bool optimizer_slots, Stripe* stripe) {
+  const int table = bin / kStripes;
   const int64_t id = columns.id[i];
   if (columns.removed[i]) {
     if (stripe->Remove(hash, id)) {
@@ -463,8 +574,13 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
       if (has_place) rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
+    if (tier_) tier_->Begin(bin, number);
     if (!optimizer_slots)
       layout_.WriteOptimizerSlots(initial_optimizer_slots_, stripe->Row(number));
+  } else if (tier_ && optimizer_slots) {
+    tier_->Renew(bin, number);
+  } else if (tier_ && !tier_->BringIn(bin, number, RowTier::Fetched(), 0)) {
+    return;
   }
   RowHeader* row = stripe->Row(number);
   row->saved = 1;
@@ -530,6 +646,7 @@ void RowStore::CompareStaged(int table, const StagedRows& staged, const Parallel
   const int64_t first_record = staged.RangeOf(table).first;
   parallel(kStripes, 200 * (1 + order.entries.size() / kStripes), [&](int64_t begin, int64_t end) {
     std::vector<float> now(config_.dim), then(config_.dim);
+    RowTier::Image image(tier_.get());
     for (int64_t bin = table * kStripes + begin; bin < table * kStripes + end; ++bin) {
       const auto* last = order.entries.data() + order.starts[bin + 1];
       Stripe& stripe = *stripes_[bin];
@@ -543,8 +660,8 @@ void RowStore::CompareStaged(int table, const StagedRows& staged, const Parallel
         const uint32_t number = stripe.Find(r->hash, id);
         if (number == kNone) {
           ReadAbsent(table, id, now.data());
-        } else {
-          layout_.ReadEmbedding(*stripe.Row(number), now.data());
+        } else if (const RowHeader* row = ViewRow(static_cast<int>(bin), number, {}, &image)) {
+          layout_.ReadEmbedding(*row, now.data());
         }
         ReadRecord(table, staged, r->at, then.data());
         differs[r->at - first_record] =
@@ -599,11 +716,13 @@ RowStoreStats RowStore::Stats() const {
   for (size_t i = 0; i < stripes_.size(); ++i) {
     const MutexLock lock(&stripes_[i]->mutex);
     stats.table_bytes[i / kStripes] += stripes_[i]->MemoryBytes();
+    if (tier_) stats.table_bytes[i / kStripes] += tier_->HotBytes(static_cast<int>(i));
   }
   const std::vector<AdmissionStats> admission = StatsOfAdmission();
   for (size_t t = 0; t < admission.size(); ++t) stats.table_bytes[t] += admission[t].bytes;
   stats.memory_bytes = pool_->SpareBytes();
   // Each store counts an equal part of what is spare in the server's memory.
+  if (config_.tier_memory) stats.memory_bytes /= config_.tier_memory->num_stores();
   if (config_.server_memory) stats.memory_bytes /= config_.server_memory->num_stores();
   for (const int64_t bytes : stats.table_bytes) stats.memory_bytes += bytes;
   stats.memory_bytes += EvictedBytes();

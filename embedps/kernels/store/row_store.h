@@ -29,6 +29,7 @@
 #include "embedps/kernels/store/outgoing_rows.h"
 #include "embedps/kernels/store/page_pool.h"
 #include "embedps/kernels/store/row_layout.h"
+#include "embedps/kernels/store/row_tier.h"
 #include "embedps/kernels/store/server_memory.h"
 #include "embedps/kernels/store/staged_rows.h"
 #include "embedps/kernels/store/stripe.h"
@@ -36,6 +37,7 @@
 #include "embedps/kernels/store/sweeper.h"
 #include "embedps/kernels/store/table_eviction.h"
 #include "embedps/kernels/store/table_scan.h"
+#include "embedps/kernels/store/tier_memory.h"
 #include "embedps/kernels/store/vector_function.h"
 
 namespace embedps {
@@ -66,6 +68,9 @@ struct RowStoreConfig {
   // Whose limit holds for all stores of the server together; null if there is none. It has room for
   // the LeastServerBytes of each table.
   std::shared_ptr<ServerMemory> server_memory;
+  // Whose limit holds for all stores of the server together: the coldest rows go to disk. Null if
+  // all rows are in memory. Not beside `server_memory`.
+  std::shared_ptr<TierMemory> tier_memory;
   // Opens the files of evicted rows; null if these are dropped.
   EvictedRows::OpenFile open_evicted_file;
 };
@@ -76,9 +81,10 @@ inline int64_t EvictedBytesPerTable(const RowStoreConfig& config) {
   return config.open_evicted_file ? (EvictedRows::kMemoryBytes + num_tables - 1) / num_tables : 0;
 }
 
-inline RowLayout LayoutOf(const RowStoreConfig& config) {
+inline RowLayout LayoutOf(const RowStoreConfig& config, const BodyArena* arena = nullptr) {
   const auto slots = InitialOptimizerSlots(config.optimizer, config.dim);
-  return RowLayout(config.dim, static_cast<int>(slots.size()), config.row_dtype, config.slot_dtype);
+  return RowLayout(config.dim, static_cast<int>(slots.size()), config.row_dtype, config.slot_dtype,
+                   arena);
 }
 
 struct RowStoreStats {
@@ -239,6 +245,11 @@ class RowStore {
 
   RowStoreStats Stats() const;
 
+  // The rows on disk; null if all are in memory.
+  const RowTier* tier() const { return tier_.get(); }
+  // Why the store's rows are lost, if they are: whoever called a function without a status asks.
+  Status failure() const { return tier_ == nullptr ? Status::Ok() : tier_->failure(); }
+
   // Counts the rows of a table that went, by cause.
   std::array<int64_t, kNumEvictionCauses> Evicted(int table) const {
     return evictions_[table]->Counts();
@@ -272,11 +283,28 @@ class RowStore {
                     NewVectors* vectors);
   // Creates the row of an absent id, with initial values. Returns kNone if the table is full, or
   // the id's vector was not computed. The caller holds the stripe's lock.
-  uint32_t InsertRow(int table, uint64_t hash, int64_t id, const NewVectors& vectors,
-                     Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
+  uint32_t InsertRow(int bin, uint64_t hash, int64_t id, const NewVectors& vectors, Stripe* stripe)
+      EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
+  // Reads those of a batch's rows that are on disk.
+  Status Fetch(const IdsByTable& batch, const StripeOrder& order, const ParallelFor& parallel,
+               RowTier::Fetched* fetched);
+  // Reads those of some of a stripe's rows that are on disk; the keys are their numbers. A failure
+  // fails the tier.
+  void FetchRows(int bin, const std::vector<uint32_t>& numbers, RowTier::Fetched* fetched) const;
+  // The same of those whose norms a scan takes, among a slice of a stripe's rows.
+  void FetchSome(int bin, uint32_t first, RowTier::Fetched* fetched) const;
+  // Gives a row for a copy of its floats; null if it cannot be read. The caller holds the lock.
+  const RowHeader* ViewRow(int bin, uint32_t number, const RowTier::Fetched& fetched,
+                           RowTier::Image* image) const NO_THREAD_SAFETY_ANALYSIS {
+    if (tier_ == nullptr) return stripes_[bin]->Row(number);
+    return tier_->View(bin, number, fetched, number, image);
+  }
   Status LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
                 const ParallelFor& parallel, float* embeddings);
   void MakeCounters();
+  void MakeTier();
+  // Gives a row that goes to the files of such.
+  void AddEvicted(int table, const RowHeader& row, EvictionCause cause) const;
   // Reads ids without a row for a training step, and marks them as absent.
   void ReadShown(int bin, const IdsByTable& batch, const std::vector<StripeOrder::Entry>& absent,
                  const ShownIds& shown, const NewVectors& vectors, float* embeddings) const;
@@ -296,7 +324,7 @@ class RowStore {
   bool InitialEmbedding(int table, int64_t id, const NewVectors& vectors, float* embedding) const;
   void LoadInOrder(const RowColumns& columns, const RecordOrder& order, bool optimizer_slots,
                    const ParallelFor& parallel);
-  void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
+  void LoadRecord(const RowColumns& columns, int64_t i, int bin, uint64_t hash,
                   bool optimizer_slots, Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
   void NoteStep(uint32_t step);
   std::shared_ptr<const StagedRows> Shown() const;
@@ -304,10 +332,10 @@ class RowStore {
                   float* embeddings) const;
   // Writes what an id reads as once its staged record is applied.
   void ReadRecord(int table, const StagedRows& staged, int64_t at, float* out) const;
-  void CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
-                 OutgoingRows* outgoing);
+  void CutStripe(int bin, CutKind kind, bool drop_pending, OutgoingRows* outgoing);
 
   const RowStoreConfig config_;
+  const std::unique_ptr<BodyArena> arena_;  // null if no row is on disk
   const RowLayout layout_;
   const std::vector<float> initial_optimizer_slots_;
   std::vector<uint64_t> salts_;  // of each table
@@ -338,6 +366,7 @@ class RowStore {
   uint32_t last_cut_ GUARDED_BY(cut_mutex_) = 0;
   // The stripes' pending lists hold the rows touched in (pending_since_, last_cut_].
   int64_t pending_since_ GUARDED_BY(cut_mutex_) = -1;
+  std::unique_ptr<RowTier> tier_;     // null if no row is on disk
   std::unique_ptr<Sweeper> sweeper_;  // the last member, as its thread uses the others
 };
 

@@ -81,6 +81,16 @@ inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
   }
 }
 
+// What has the floats of a stripe's rows if they are not behind the headers (row_tier.h). Called
+// under the stripe's lock.
+class StripeTier {
+ public:
+  virtual ~StripeTier() = default;
+  // Lets a row go that is about to be removed, or all of them.
+  virtual void Drop(uint32_t number) = 0;
+  virtual void Clear() = 0;
+};
+
 // The rows of one stripe of one table. `mutex` guards everything except the constants. All that
 // grows lies in the pool, which outlives the stripe.
 //
@@ -97,7 +107,7 @@ class Stripe {
         pending_removed(pool),
         displaced_by_records(pool),
         table_salt_(table_salt),
-        row_bytes_(row_bytes),
+        row_bytes_(static_cast<uint32_t>(row_bytes)),
         chunk_bits_(chunk_bits),
         pool_(pool),
         directory_(PoolAllocator<Segment*>(pool)),
@@ -141,8 +151,8 @@ class Stripe {
   [[gnu::always_inline]] void PrefetchRow(uint32_t probably) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (probably == kNone) return;
     const char* row = reinterpret_cast<const char*>(Row(probably));
-    for (size_t byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(row + byte, 1);
-    __builtin_prefetch(row + row_bytes_ - 1, 1);  // a row may end in one more cache line
+    for (size_t byte = 0; byte < row_bytes(); byte += 64) __builtin_prefetch(row + byte, 1);
+    __builtin_prefetch(row + row_bytes() - 1, 1);  // a row may end in one more cache line
   }
 
   // Find, with the result of PrefetchChunk.
@@ -218,6 +228,7 @@ class Stripe {
     Segment* segment = SegmentOf(hash);
     uint32_t at = Home(hash);
     while (RowOf(segment->entries()[at]) != number) at = (at + 1) & mask_;
+    if (tier != nullptr) tier->Drop(number);
     RowHeader* row = Row(number);
     row->live = 0;
     // If the row comes back, the next cut writes it after its removal, so it must be listed again.
@@ -240,7 +251,7 @@ class Stripe {
 
   RowHeader* Row(uint32_t number) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return reinterpret_cast<RowHeader*>(chunks_[number >> chunk_bits_] +
-                                        (number & (chunk_rows() - 1)) * row_bytes_);
+                                        (number & (chunk_rows() - 1)) * row_bytes());
   }
 
   size_t row_bytes() const { return row_bytes_; }
@@ -258,8 +269,9 @@ class Stripe {
   }
 
   void Clear() EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (tier != nullptr) tier->Clear();
     for (Segment* segment : segments_) FreeSegment(segment, mask_ + 1);
-    for (char* chunk : chunks_) pool_->Free(chunk, std::min(room_, chunk_rows()) * row_bytes_);
+    for (char* chunk : chunks_) pool_->Free(chunk, std::min(room_, chunk_rows()) * row_bytes());
     for (auto* pointers : {&directory_, &segments_}) {
       pointers->clear();
       pointers->shrink_to_fit();
@@ -294,11 +306,14 @@ class Stripe {
 
   int64_t MemoryBytes() const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return static_cast<int64_t>(
-        sizeof(*this) + room_ * row_bytes_ + segments_.size() * SegmentBytes(mask_ + 1) +
+        sizeof(*this) + room_ * row_bytes() + segments_.size() * SegmentBytes(mask_ + 1) +
         (chunks_.capacity() + segments_.capacity() + directory_.capacity()) * sizeof(void*) +
         open.MemoryBytes() + pending.MemoryBytes() + open_removed.MemoryBytes() +
         pending_removed.MemoryBytes() + displaced_by_records.MemoryBytes());
   }
+
+  // Null if the floats are behind the headers. Set before the first row.
+  StripeTier* tier = nullptr;
 
   // Rows touched, and ids of saved rows removed, since the last cut.
   BlockList<uint32_t> open GUARDED_BY(mutex);
@@ -348,15 +363,15 @@ class Stripe {
   // most of a full chunk would stay empty in each stripe of a small table.
   void AddRoom() EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (room_ >= chunk_rows()) {
-      chunks_.push_back(pool_->Allocate(chunk_rows() * row_bytes_));
+      chunks_.push_back(pool_->Allocate(chunk_rows() * row_bytes()));
       room_ += chunk_rows();
       return;
     }
     const uint32_t room = NextRoom();
-    char* chunk = pool_->Allocate(room * row_bytes_);
+    char* chunk = pool_->Allocate(room * row_bytes());
     if (room_ > 0) {
-      std::memcpy(chunk, chunks_[0], used_ * row_bytes_);
-      pool_->Free(chunks_[0], room_ * row_bytes_);
+      std::memcpy(chunk, chunks_[0], used_ * row_bytes());
+      pool_->Free(chunks_[0], room_ * row_bytes());
     }
     chunks_.assign(1, chunk);
     room_ = room;
@@ -488,9 +503,8 @@ class Stripe {
   uint32_t chunk_rows() const { return 1u << chunk_bits_; }
 
   const uint64_t table_salt_;
-  const size_t row_bytes_;
+  const uint32_t row_bytes_;
   const int chunk_bits_;
-  uint32_t mask_ GUARDED_BY(mutex) = 0;  // entries per segment - 1
   PagePool* const pool_;
   // 2^n entries, by the hash's bits after those of the position.
   std::vector<Segment*, PoolAllocator<Segment*>> directory_ GUARDED_BY(mutex);
@@ -499,6 +513,7 @@ class Stripe {
   uint32_t room_ GUARDED_BY(mutex) = 0;      // rows in the chunks, used or not
   uint32_t free_ GUARDED_BY(mutex) = kNone;  // the first free row
   uint32_t used_ GUARDED_BY(mutex) = 0;
+  uint32_t mask_ GUARDED_BY(mutex) = 0;  // entries per segment - 1
   int64_t live_ GUARDED_BY(mutex) = 0;
 };
 

@@ -118,6 +118,12 @@ class TableEviction {
   // stripe in turn its worst candidate. Locks the stripes.
   void DisplaceSurplus();
 
+  // Displaces a row of a stripe that the caller visits, as a limit does.
+  void Displace(Stripe* stripe, uint32_t number) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex) {
+    stripe->displacements.in_visit = 0;
+    Remove(stripe, number, EvictionCause::kLimit);
+  }
+
   // Removes the rows that are too old or too small, slice by slice. `steps` is the last step that
   // updated a row of the store, plus 1. Returns false if it ended early because `pause`, which it
   // calls between slices, did.

@@ -1,0 +1,72 @@
+// Memory for the floats of rows in a store whose coldest rows are on disk.
+#ifndef EMBEDPS_KERNELS_STORE_BODY_ARENA_H_
+#define EMBEDPS_KERNELS_STORE_BODY_ARENA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "embedps/kernels/runtime/mutex.h"
+
+namespace embedps {
+
+// Slots for the floats of rows, in chunks of a few pages. All lie in one mapping, so that a slot's
+// number gives its address. The pages of a chunk that is freed go back to the system.
+class BodyArena {
+ public:
+  // Which queue of its stripe has the slot's row (hot_rows.h).
+  enum class Queue : uint8_t { kFree, kSmall, kMain };
+
+  // Precedes the floats of a slot. The lock of the stripe that has the chunk guards it.
+  struct Slot {
+    uint32_t row;
+    uint8_t uses;  // since the policy last looked at it
+    Queue queue;
+    bool ringed;  // the small queue has an entry for it, which may be out of date
+    uint8_t unused;
+    char* floats() { return reinterpret_cast<char*>(this + 1); }
+  };
+
+  static constexpr uint32_t kLeastChunkSlots = 16;
+
+  // `body_bytes` are those of a row's floats. There are at most `max_bytes` of chunks, and kScratch
+  // more.
+  BodyArena(size_t body_bytes, int64_t max_bytes);
+  ~BodyArena();
+  BodyArena(const BodyArena&) = delete;
+  BodyArena& operator=(const BodyArena&) = delete;
+
+  size_t body_bytes() const { return body_bytes_; }
+  uint32_t chunk_slots() const { return chunk_slots_; }
+  int64_t chunk_bytes() const { return static_cast<int64_t>(chunk_bytes_); }
+  static int64_t ChunkBytes(size_t body_bytes);
+
+  // Returns the number of the first slot of a chunk, all of whose slots are free; kNoSlot if there
+  // is none.
+  static constexpr uint32_t kNoSlot = (1u << 30) - 1;
+  uint32_t NewChunk();
+  void FreeChunk(uint32_t first);
+
+  Slot* At(uint32_t slot) const {
+    return reinterpret_cast<Slot*>(base_ + (slot >> slot_bits_) * chunk_bytes_ +
+                                   (slot & ((1u << slot_bits_) - 1)) * slot_bytes_);
+  }
+
+ private:
+  static constexpr int64_t kScratch = 64 << 20;
+
+  const size_t body_bytes_;
+  const size_t slot_bytes_;
+  const size_t chunk_bytes_;
+  const uint32_t chunk_slots_;
+  const int slot_bits_;
+  const uint32_t max_chunks_;
+  char* base_;
+  Mutex mutex_;
+  uint32_t num_chunks_ GUARDED_BY(mutex_) = 0;  // ever made
+  std::vector<uint32_t> freed_ GUARDED_BY(mutex_);
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_BODY_ARENA_H_

@@ -1,0 +1,95 @@
+// Which rows of a stripe are in memory, in a store whose coldest rows are on disk.
+#ifndef EMBEDPS_KERNELS_STORE_HOT_ROWS_H_
+#define EMBEDPS_KERNELS_STORE_HOT_ROWS_H_
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "embedps/kernels/store/body_arena.h"
+#include "embedps/kernels/store/tier_memory.h"
+
+namespace embedps {
+
+// The slots of one stripe, and S3-FIFO (Yang et al., 2023) to choose which row leaves them. A row
+// begins in a small queue, a tenth of the slots. At its end it goes to disk unless a lookup used it
+// in between. So ids that come once never push out rows in the main queue. A row that comes back
+// from disk begins in the main queue if it was last updated no longer ago than the last row that
+// left that queue: heads know the step, so there is no queue of ghosts. The main queue is a clock
+// that goes round the slots, and a row stays as many rounds as lookups used it, at most kMostUses.
+//
+// The lock of the stripe guards all of it.
+class HotRows {
+ public:
+  static constexpr uint8_t kMostUses = 3;
+  static constexpr int64_t kSmallParts = 10;  // the small queue is one of these
+  // Of a slot in this object's lists.
+  static constexpr int64_t kListBytes = 2 * sizeof(uint32_t);
+
+  // Both outlive it.
+  HotRows(BodyArena* arena, TierMemory* memory) : arena_(arena), memory_(memory) {}
+  ~HotRows() { Clear(); }
+  HotRows(const HotRows&) = delete;
+  HotRows& operator=(const HotRows&) = delete;
+
+  // Takes a slot that has no row: one that was freed, or of a new chunk if there is memory. The
+  // first chunk does not ask. Returns kNoSlot if there is none.
+  uint32_t TakeFree();
+
+  // Takes one that was freed and is not in [first, end); kNoSlot if there is none.
+  uint32_t TakeOther(uint32_t first, uint32_t end);
+
+  // Chooses the row that leaves next; returns its slot, or kNoSlot without rows. The caller frees
+  // the slot, or keeps it.
+  uint32_t Victim();
+  void Keep(uint32_t slot);
+
+  // Gives a slot that was taken a row.
+  void Add(uint32_t slot, uint32_t row, bool is_main);
+  // Takes its row, if it has one, and makes it free.
+  void Free(uint32_t slot);
+
+  // Notes that a lookup used a slot's row.
+  void Use(uint32_t slot) {
+    BodyArena::Slot* const at = arena_->At(slot);
+    if (at->uses < kMostUses) ++at->uses;
+  }
+
+  // Moves a row to a slot that was taken.
+  void Move(uint32_t from, uint32_t to);
+
+  // The first slot of the last chunk; kNoSlot if only the first chunk is left.
+  uint32_t LastChunk() const { return chunks_.size() > 1 ? chunks_.back() : BodyArena::kNoSlot; }
+  // Frees the last chunk, which has no rows.
+  void DropLastChunk();
+
+  // Drops all.
+  void Clear();
+
+  int64_t num_rows() const { return num_small_ + num_main_; }
+  int64_t num_small() const { return num_small_; }
+  int64_t MemoryBytes() const { return static_cast<int64_t>(chunks_.size()) * ChargedBytes(); }
+  // What a chunk counts.
+  int64_t ChargedBytes() const {
+    return arena_->chunk_bytes() + arena_->chunk_slots() * kListBytes;
+  }
+
+  int64_t spilled = 0;   // rows of the stripe on disk
+  int64_t main_age = 0;  // steps since the last update of the row that left the main queue last
+
+ private:
+  BodyArena* const arena_;
+  TierMemory* const memory_;
+  std::vector<uint32_t> chunks_;  // the first slot of each
+  std::vector<uint32_t> free_;    // slots
+  // Slots in the order in which they got rows; each at most once. Some have no row, or one of the
+  // main queue, by now.
+  std::deque<uint32_t> small_;
+  int64_t num_small_ = 0, num_main_ = 0;
+  size_t hand_chunk_ = 0;
+  uint32_t hand_slot_ = 0;
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_HOT_ROWS_H_

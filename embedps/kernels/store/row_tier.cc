@@ -1,0 +1,323 @@
+#include "embedps/kernels/store/row_tier.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace embedps {
+namespace {
+
+constexpr uint32_t kNoSlot = BodyArena::kNoSlot;
+// Of a stripe's first heads, its index and its lists.
+constexpr int64_t kStripeBytes = 3072;
+
+}  // namespace
+
+const SpillLog::Read* RowTier::Fetched::Find(int64_t key) const {
+  const auto found =
+      std::lower_bound(reads_.begin(), reads_.end(), key,
+                       [](const SpillLog::Read& read, int64_t of) { return read.key < of; });
+  return found != reads_.end() && found->key == key ? &*found : nullptr;
+}
+
+RowTier::Image::~Image() {
+  if (slot_ == kNoSlot) return;
+  const MutexLock lock(&tier_->mutex_);
+  tier_->image_slots_.push_back(slot_);
+}
+
+RowTier::RowTier(std::shared_ptr<TierMemory> memory, Owner owner)
+    : memory_(std::move(memory)),
+      owner_(std::move(owner)),
+      log_(memory_->config(), owner_.group, owner_.arena->body_bytes(), memory_->readers()),
+      spilled_(owner_.min_norms.size()) {
+  memory_->AddStores(1);
+  memory_->MustTake(log_.MemoryBytes());
+  for (size_t bin = 0; bin < owner_.stripes->size(); ++bin) {
+    stripes_.push_back(std::make_unique<OfStripe>(this, static_cast<int>(bin)));
+    (*owner_.stripes)[bin]->tier = stripes_.back().get();
+  }
+  log_.Start([this](int bin, int64_t id, uint32_t location,
+                    const char* payload) { return MoveRecord(bin, id, location, payload); },
+             owner_.is_busy);
+}
+
+RowTier::~RowTier() {
+  Stop();
+  for (const auto& stripe : *owner_.stripes) stripe->tier = nullptr;
+  memory_->Release(log_.MemoryBytes());
+  memory_->AddStores(-1);
+}
+
+int64_t RowTier::LeastBytes(const RowLayout& layout, int num_tables, const TierConfig& config) {
+  const int64_t chunk = BodyArena::ChunkBytes(layout.body_bytes());
+  return num_tables * int64_t{kStripes} * (chunk + chunk / 8 + kStripeBytes) +
+         2 * config.buffer_bytes;
+}
+
+// The caller holds the stripe's lock.
+RowHeader* RowTier::RowAt(int bin, uint32_t number) const NO_THREAD_SAFETY_ANALYSIS {
+  return (*owner_.stripes)[bin]->Row(number);
+}
+
+void RowTier::AddSpilled(int bin, int64_t rows) {
+  stripes_[bin]->hot.spilled += rows;
+  spilled_[bin / kStripes].fetch_add(rows, std::memory_order_relaxed);
+  num_spilled_.fetch_add(rows, std::memory_order_relaxed);
+}
+
+void RowTier::Want(int bin, uint32_t number, int64_t key, Fetched* fetched) const {
+  const RowHeader& row = *RowAt(bin, number);
+  const uint32_t place = PlaceOf(row);
+  if ((place & kOnDisk) == 0) return;
+  SpillLog::Read read;
+  read.key = key;
+  read.bin = bin;
+  read.location = place & kPlaceMask;
+  read.id = row.id;
+  fetched->reads_.push_back(std::move(read));
+}
+
+Status RowTier::Fetch(Fetched* fetched) {
+  std::vector<SpillLog::Read>& reads = fetched->reads_;
+  if (reads.empty()) return failure();
+  const size_t bytes = log_.payload_bytes();
+  fetched->payloads_.reset(new char[reads.size() * bytes]);
+  std::sort(reads.begin(), reads.end(),
+            [](const SpillLog::Read& a, const SpillLog::Read& b) { return a.key < b.key; });
+  for (size_t i = 0; i < reads.size(); ++i) {
+    reads[i].payload = fetched->payloads_.get() + i * bytes;
+  }
+  const Status status = log_.ReadAll(&reads);
+  if (!status.ok()) Fail(status);
+  return failure();
+}
+
+void RowTier::Begin(int bin, uint32_t number) {
+  RowHeader* const row = RowAt(bin, number);
+  SetPlace(kNoPlace, row);
+  if (memory_->IsOver()) Shrink(bin);
+  const uint32_t slot = TakeSlot(bin, /*may_evict=*/true);
+  stripes_[bin]->hot.Add(slot, number, /*is_main=*/false);
+  SetPlace(slot, row);
+}
+
+void RowTier::Renew(int bin, uint32_t number) {
+  RowHeader* const row = RowAt(bin, number);
+  const uint32_t place = PlaceOf(*row);
+  if ((place & kOnDisk) == 0) return;
+  SetPlace(kNoPlace, row);
+  log_.Kill(place & kPlaceMask);
+  AddSpilled(bin, -1);
+  const uint32_t slot = TakeSlot(bin, /*may_evict=*/true);
+  stripes_[bin]->hot.Add(slot, number, /*is_main=*/false);
+  SetPlace(slot, row);
+}
+
+bool RowTier::BringIn(int bin, uint32_t number, const Fetched& fetched, int64_t key) {
+  const RowHeader* const row = RowAt(bin, number);
+  if ((PlaceOf(*row) & kOnDisk) == 0) return true;
+  thread_local std::vector<char> own;
+  const char* const payload = Payload(bin, *row, fetched, key, &own);
+  if (payload == nullptr) return false;
+  ComeIn(bin, number, TakeSlot(bin, /*may_evict=*/true), payload);
+  return true;
+}
+
+const RowHeader* RowTier::LookUp(int bin, uint32_t number, const Fetched& fetched, int64_t key,
+                                 Image* image) {
+  const RowHeader* const row = RowAt(bin, number);
+  const uint32_t place = PlaceOf(*row);
+  if ((place & kOnDisk) == 0) {
+    stripes_[bin]->hot.Use(place);
+    return row;
+  }
+  thread_local std::vector<char> own;
+  const char* const payload = Payload(bin, *row, fetched, key, &own);
+  if (payload == nullptr) return nullptr;
+  const uint32_t slot = TakeSlot(bin, /*may_evict=*/false);
+  if (slot == kNoSlot) return Copy(*row, payload, image);
+  ComeIn(bin, number, slot, payload);
+  return row;
+}
+
+const RowHeader* RowTier::View(int bin, uint32_t number, const Fetched& fetched, int64_t key,
+                               Image* image) {
+  const RowHeader* const row = RowAt(bin, number);
+  if ((PlaceOf(*row) & kOnDisk) == 0) return row;
+  thread_local std::vector<char> own;
+  const char* const payload = Payload(bin, *row, fetched, key, &own);
+  return payload == nullptr ? nullptr : Copy(*row, payload, image);
+}
+
+const RowHeader* RowTier::ViewOnDisk(int bin, const RowHeader& row, Image* image) {
+  thread_local std::vector<char> own;
+  const char* const payload = Payload(bin, row, Fetched(), 0, &own);
+  return payload == nullptr ? nullptr : Copy(row, payload, image);
+}
+
+const RowHeader* RowTier::Copy(const RowHeader& row, const char* payload, Image* image) {
+  if (image->slot_ == kNoSlot) {
+    const MutexLock lock(&mutex_);
+    if (image_slots_.empty()) {
+      const uint32_t first = owner_.arena->NewChunk();
+      if (first == kNoSlot) return nullptr;
+      for (uint32_t i = 0; i < owner_.arena->chunk_slots(); ++i) image_slots_.push_back(first + i);
+    }
+    image->slot_ = image_slots_.back();
+    image_slots_.pop_back();
+  }
+  image->head_.header = row;
+  image->head_.place = image->slot_;
+  std::memcpy(owner_.arena->At(image->slot_)->floats(), payload, owner_.arena->body_bytes());
+  return &image->head_.header;
+}
+
+const char* RowTier::Payload(int bin, const RowHeader& row, const Fetched& fetched, int64_t key,
+                             std::vector<char>* own) {
+  const uint32_t location = PlaceOf(row) & kPlaceMask;
+  const SpillLog::Read* const read = fetched.Find(key);
+  if (read != nullptr && read->location == location && log_.IsCurrent(*read)) return read->payload;
+  late_reads_.fetch_add(1, std::memory_order_relaxed);
+  own->resize(log_.payload_bytes());
+  std::vector<SpillLog::Read> reads(1);
+  reads[0].bin = bin;
+  reads[0].location = location;
+  reads[0].id = row.id;
+  reads[0].payload = own->data();
+  Status status = log_.ReadAll(&reads);
+  if (status.ok() && !reads[0].found) {
+    status = Status::DataLoss("the spill files of group '" + owner_.group +
+                              "' have another record where that of id " + std::to_string(row.id) +
+                              " must be");
+  }
+  if (status.ok()) return own->data();
+  Fail(status);
+  return nullptr;
+}
+
+void RowTier::ComeIn(int bin, uint32_t number, uint32_t slot, const char* payload) {
+  RowHeader* const row = RowAt(bin, number);
+  HotRows& hot = stripes_[bin]->hot;
+  std::memcpy(owner_.arena->At(slot)->floats(), payload, owner_.arena->body_bytes());
+  log_.Kill(PlaceOf(*row) & kPlaceMask);
+  AddSpilled(bin, -1);
+  hot.Add(slot, number, /*is_main=*/Now() - 1 - int64_t{row->last_step} <= hot.main_age);
+  SetPlace(slot, row);
+}
+
+uint32_t RowTier::TakeSlot(int bin, bool may_evict) {
+  HotRows& hot = stripes_[bin]->hot;
+  const uint32_t free = hot.TakeFree();
+  if (free != kNoSlot) return free;
+  const uint32_t victim = hot.Victim();
+  if (victim == kNoSlot || Spill(bin, victim)) return hot.TakeFree();
+  hot.Keep(victim);
+  if (!may_evict) return kNoSlot;
+  evicted_.fetch_add(1, std::memory_order_relaxed);
+  owner_.evict(bin, owner_.arena->At(victim)->row);
+  return hot.TakeFree();
+}
+
+bool RowTier::Spill(int bin, uint32_t slot) {
+  HotRows& hot = stripes_[bin]->hot;
+  BodyArena::Slot* const at = owner_.arena->At(slot);
+  RowHeader* const row = RowAt(bin, at->row);
+  const uint32_t location = log_.Append(bin, row->id, at->floats());
+  if (location == SpillLog::kNowhere) return false;
+  const double norm = owner_.min_norms[bin / kStripes];
+  const bool is_small = norm > 0 && owner_.layout->SquaredNorm(*row, norm * norm) < norm * norm;
+  if (at->queue == BodyArena::Queue::kMain) hot.main_age = Now() - 1 - int64_t{row->last_step};
+  SetPlace(kOnDisk | (is_small ? kSmallNorm : 0) | location, row);
+  hot.Free(slot);
+  AddSpilled(bin, 1);
+  return true;
+}
+
+void RowTier::Shrink(int bin) {
+  HotRows& hot = stripes_[bin]->hot;
+  const uint32_t first = hot.LastChunk();
+  if (first == kNoSlot) return;
+  const uint32_t end = first + owner_.arena->chunk_slots();
+  for (uint32_t slot = first; slot < end; ++slot) {
+    // Rows leave by the policy, and those of the chunk take their slots.
+    while (owner_.arena->At(slot)->queue != BodyArena::Queue::kFree) {
+      const uint32_t to = hot.TakeOther(first, end);
+      if (to != kNoSlot) {
+        const uint32_t number = owner_.arena->At(slot)->row;
+        hot.Move(slot, to);
+        SetPlace(to, RowAt(bin, number));
+        break;
+      }
+      const uint32_t victim = hot.Victim();
+      if (victim == kNoSlot) return;
+      if (!Spill(bin, victim)) return hot.Keep(victim);
+    }
+  }
+  hot.DropLastChunk();
+}
+
+void RowTier::Drop(int bin, uint32_t number) {
+  const uint32_t place = PlaceOf(*RowAt(bin, number));
+  if (place & kOnDisk) {
+    log_.Kill(place & kPlaceMask);
+    AddSpilled(bin, -1);
+  } else if (place != kNoPlace) {
+    stripes_[bin]->hot.Free(place);
+  }
+}
+
+// The caller holds the stripe's lock.
+void RowTier::Clear(int bin) NO_THREAD_SAFETY_ANALYSIS {
+  const Stripe& stripe = *(*owner_.stripes)[bin];
+  for (uint32_t number = 0; number < stripe.used(); ++number) {
+    const RowHeader& row = *stripe.Row(number);
+    if (row.live && (PlaceOf(row) & kOnDisk)) log_.Kill(PlaceOf(row) & kPlaceMask);
+  }
+  AddSpilled(bin, -stripes_[bin]->hot.spilled);
+  stripes_[bin]->hot.Clear();
+}
+
+bool RowTier::MoveRecord(int bin, int64_t id, uint32_t location, const char* payload) {
+  Stripe& stripe = *(*owner_.stripes)[bin];
+  const MutexLock lock(&stripe.mutex);
+  const uint32_t number = stripe.Find(stripe.HashOf(id), id);
+  if (number == kNone) return true;
+  RowHeader* const row = stripe.Row(number);
+  const uint32_t place = PlaceOf(*row);
+  if ((place & kOnDisk) == 0 || (place & kPlaceMask) != location) return true;
+  const uint32_t moved = log_.Append(bin, id, payload);
+  if (moved == SpillLog::kNowhere) return false;
+  SetPlace((place & ~kPlaceMask) | moved, row);
+  log_.Kill(location);
+  log_.CountMove();
+  return true;
+}
+
+void RowTier::Fail(const Status& status) {
+  const MutexLock lock(&mutex_);
+  if (failure_.ok()) {
+    failure_ = Status(status.code(), "group '" + owner_.group + "': " + status.message() +
+                                         ": the server's rows must come from a checkpoint again");
+  }
+  failed_ = true;
+}
+
+Status RowTier::failure() const {
+  if (!failed_.load(std::memory_order_relaxed)) return Status::Ok();
+  const MutexLock lock(&mutex_);
+  return failure_;
+}
+
+RowTier::Stats RowTier::stats() const {
+  Stats stats;
+  for (const auto& rows : spilled_) {
+    stats.rows_on_disk.push_back(rows.load(std::memory_order_relaxed));
+  }
+  stats.log = log_.stats();
+  stats.late_reads = late_reads_.load(std::memory_order_relaxed);
+  stats.evicted = evicted_.load(std::memory_order_relaxed);
+  return stats;
+}
+
+}  // namespace embedps

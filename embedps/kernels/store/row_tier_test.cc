@@ -1,0 +1,371 @@
+// Tests that a store whose coldest rows are on disk is the same as one without a disk, bit for bit.
+#include "embedps/kernels/store/row_tier.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "embedps/kernels/store/row_store.h"
+#include "embedps/kernels/store/row_store_testing.h"
+#include "embedps/kernels/testing/testing.h"
+
+namespace embedps {
+namespace {
+
+using testing::TemporaryDirectory;
+
+constexpr int kDim = 48;  // 20 slots per stripe with Adagrad
+
+std::shared_ptr<TierMemory> MakeMemory(const std::string& directory, int64_t bytes = 1) {
+  TierConfig config;
+  config.max_memory_bytes = bytes;  // at 1, each stripe has one chunk
+  config.directory = directory;
+  config.segment_bytes = 64 << 10;
+  config.buffer_bytes = 4 << 10;
+  return std::make_shared<TierMemory>(config);
+}
+
+// The rows with a disk and those without.
+struct Twins {
+  Twins(RowStoreConfig config, const std::string& directory, int64_t bytes = 1) {
+    plain = std::make_unique<RowStore>(config);
+    config.tier_memory = MakeMemory(directory, bytes);
+    tiered = std::make_unique<RowStore>(config);
+  }
+
+  void Step(const Batch& batch, uint32_t step, std::mt19937_64* random) {
+    const std::vector<float> rows = Lookup(plain.get(), batch);
+    EXPECT_TRUE(rows == Lookup(tiered.get(), batch));
+    std::vector<float> gradients(batch.ids.size() * kDim);
+    for (float& g : gradients) g = static_cast<float>((*random)() % 2000) / 1000 - 0.9995f;
+    for (RowStore* store : {plain.get(), tiered.get()}) {
+      store->Update(batch.view(), gradients.data(), 0.1f, step, SerialFor);
+      EXPECT_OK(store->failure());
+    }
+  }
+
+  void ExpectSameRecords(CutKind kind, int64_t since, int64_t* cut) {
+    int64_t other = -1;
+    const auto a = RecordsOf(plain.get(), kind, since, cut);
+    const auto b = RecordsOf(tiered.get(), kind, since, &other);
+    EXPECT_EQ(other, *cut);
+    EXPECT_EQ(b.size(), a.size());
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      EXPECT_TRUE(a[i].table == b[i].table && a[i].id == b[i].id);
+      EXPECT_TRUE(a[i].embedding == b[i].embedding);
+      EXPECT_TRUE(a[i].optimizer_slots == b[i].optimizer_slots);
+      EXPECT_TRUE(a[i].last_step == b[i].last_step && a[i].frequency == b[i].frequency);
+      EXPECT_TRUE(a[i].removed == b[i].removed);
+    }
+  }
+
+  void ExpectSame() {
+    EXPECT_EQ(tiered->Stats().rows, plain->Stats().rows);
+    EXPECT_EQ(tiered->Stats().skipped_updates, plain->Stats().skipped_updates);
+    for (int t = 0; t < plain->num_tables(); ++t) {
+      EXPECT_TRUE(tiered->Ids(t) == plain->Ids(t));
+      EXPECT_TRUE(tiered->Evicted(t) == plain->Evicted(t));
+      const TableScan a = plain->Scan(t, [] {}), b = tiered->Scan(t, [] {});
+      EXPECT_EQ(b.rows, a.rows);
+      EXPECT_EQ(b.updates, a.updates);
+      EXPECT_TRUE(b.norms.counts() == a.norms.counts());
+    }
+  }
+
+  std::unique_ptr<RowStore> plain, tiered;
+};
+
+std::vector<int64_t> SomeIds(std::mt19937_64* random, int64_t count, int64_t range) {
+  std::set<int64_t> ids;
+  for (int64_t i = 0; i < count; ++i) {
+    const double u = static_cast<double>((*random)() >> 11) * 0x1p-53;
+    ids.insert(static_cast<int64_t>(static_cast<double>(range) * u * u));  // hot and cold
+  }
+  return std::vector<int64_t>(ids.begin(), ids.end());
+}
+
+RowStoreConfig Config(int policies) {
+  RowStoreConfig config = MakeConfig(kDim, 2, OptimizerKind::kAdagrad);
+  config.tables[0].initializer.kind = InitializerConfig::Kind::kUniform;
+  config.tables[0].initializer.low = -0.1f;
+  config.tables[0].initializer.high = 0.1f;
+  EvictionConfig& eviction = config.tables[0].eviction;
+  if (policies & 1) eviction.max_rows = 3000;
+  if (policies & 2) eviction.ttl_steps = 40;
+  if (policies & 4) eviction.min_norm = 0.55f;
+  if (policies & 8) {
+    config.row_dtype = FloatDtype::kBfloat16;
+    config.slot_dtype = FloatDtype::kBfloat16;
+  }
+  return config;
+}
+
+void RunTrace(int seed, int policies, int steps) {
+  const TemporaryDirectory directory;
+  Twins twins(Config(policies), directory.Path(""));
+  std::mt19937_64 random(seed);
+  int64_t cut = -1;
+  twins.ExpectSameRecords(CutKind::kBase, -1, &cut);
+  for (int step = 1; step <= steps; ++step) {
+    const Batch batch{SomeIds(&random, 400, 9000), SomeIds(&random, 200, 3000)};
+    twins.Step(batch, step, &random);
+    const Batch read{SomeIds(&random, 50, 12000), {}};
+    EXPECT_TRUE(Lookup(twins.plain.get(), read, false) == Lookup(twins.tiered.get(), read, false));
+    switch (random() % 8) {
+      case 0:
+        twins.ExpectSameRecords(CutKind::kDelta, cut, &cut);
+        break;
+      case 1: {
+        const auto ids = SomeIds(&random, 20, 9000);
+        const auto count = static_cast<int64_t>(ids.size());
+        EXPECT_EQ(twins.tiered->Remove(0, ids.data(), count),
+                  twins.plain->Remove(0, ids.data(), count));
+        break;
+      }
+      case 2:
+        twins.plain->Sweep([] { return true; });
+        twins.tiered->Sweep([] { return true; });
+        break;
+      case 3:
+        EXPECT_EQ(twins.tiered->Evict(1, step - 30, 2), twins.plain->Evict(1, step - 30, 2));
+        break;
+      default:
+        break;
+    }
+  }
+  twins.ExpectSame();
+  twins.ExpectSameRecords(CutKind::kDelta, cut, &cut);
+  twins.ExpectSameRecords(CutKind::kBase, -1, &cut);
+  EXPECT_TRUE(BaseOf(twins.plain.get()) == BaseOf(twins.tiered.get()));
+  const RowTier::Stats stats = twins.tiered->tier()->stats();
+  EXPECT_TRUE(stats.rows_on_disk[0] + stats.rows_on_disk[1] > 500);
+  // Compaction may have one of them twice at the moment.
+  const int64_t twice = stats.log.live - stats.rows_on_disk[0] - stats.rows_on_disk[1];
+  EXPECT_TRUE(twice == 0 || twice == 1);
+  EXPECT_TRUE(stats.log.read > 1000);
+  EXPECT_EQ(stats.evicted, 0);
+  EXPECT_EQ(stats.log.error, "");
+}
+
+TEST(ATraceHasTheSameBits) {
+  const char* more = std::getenv("EMBEDPS_TRACES");
+  const int traces = more == nullptr ? 1 : std::atoi(more);
+  for (int seed = 0; seed < traces; ++seed) {
+    for (int policies = 0; policies < 16; policies += traces > 1 ? 1 : 5) {
+      RunTrace(seed, policies, 60);
+    }
+  }
+}
+
+TEST(RowsMoveWhenMemoryShrinksForHeads) {
+  const TemporaryDirectory directory;
+  // Heads of 40,000 rows take 1 MiB: chunks of floats that were taken before go.
+  Twins twins(Config(0), directory.Path(""), 4 << 20);
+  std::mt19937_64 random(1);
+  for (int step = 1; step <= 80; ++step) {
+    const int64_t first = step * 500;
+    twins.Step(Batch{Range(first, first + 500), Range(0, 100)}, step, &random);
+  }
+  twins.ExpectSame();
+  int64_t cut;
+  twins.ExpectSameRecords(CutKind::kBase, -1, &cut);
+  EXPECT_TRUE(twins.tiered->config().tier_memory->used_bytes() < (4 << 20) + (64 << 10));
+}
+
+TEST(HotRowsStayWhenOthersComeOnce) {
+  const TemporaryDirectory directory;
+  RowStoreConfig config = Config(0);
+  config.tier_memory = MakeMemory(directory.Path(""));
+  RowStore store(config);
+  const Batch hot{Range(0, 500), {}};
+  uint32_t step = 1;
+  for (int i = 0; i < 5; ++i) {
+    Lookup(&store, hot);
+    Update(&store, hot, 1, 0.1f, step++);
+  }
+  int64_t once = 1000;
+  for (int i = 0; i < 40; ++i, once += 200) {
+    Lookup(&store, Batch{Range(once, once + 200), {}});
+    if (i % 4 == 0) Lookup(&store, hot);
+  }
+  const int64_t before = store.tier()->stats().log.read;
+  Lookup(&store, hot);
+  EXPECT_TRUE(store.tier()->stats().log.read - before < 25);  // of 500, of which LRU had none
+}
+
+TEST(ARestoreThatDoesNotFitGoesToDisk) {
+  const TemporaryDirectory directory;
+  RowStoreConfig config = Config(0);
+  RowStore from(config);
+  std::mt19937_64 random(3);
+  const Batch all{Range(0, 6000), Range(0, 2000)};
+  Lookup(&from, all);
+  Update(&from, all, 0.5f, 0.1f, 7);
+  int64_t cut;
+  config.tier_memory = MakeMemory(directory.Path(""));
+  RowStore to(config);
+  for (int i = 0; i < 2; ++i) {  // the second overwrites rows on either tier
+    Update(&from, Batch{Range(0, 3000), {}}, 0.5f, 0.1f, 8);
+    for (const RowColumns& columns : RecordsOf(&from, CutKind::kBase, -1, &cut)) {
+      to.Load(columns, {0, 1}, 0, 1, true, SerialFor);
+    }
+  }
+  to.MarkClean();
+  EXPECT_OK(to.failure());
+  EXPECT_TRUE(to.tier()->stats().rows_on_disk[0] > 3000);
+  EXPECT_TRUE(BaseOf(&from) == BaseOf(&to));
+  to.Clear();
+  EXPECT_EQ(to.tier()->stats().log.live, 0);
+  Lookup(&to, all);
+  Update(&to, all, 0.5f, 0.1f, 7);
+  EXPECT_EQ(NumRows(to, 0), 6000);
+}
+
+// The descriptors of files without a name, which the log has.
+std::vector<std::string> OpenSpillFiles(const std::string& directory) {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code ignored;
+    const auto target = std::filesystem::read_symlink(entry.path(), ignored).string();
+    if (target.rfind(directory, 0) == 0) found.push_back(entry.path().string());
+  }
+  return found;
+}
+
+TEST(AFlippedBitIsFoundAndNamed) {
+  const TemporaryDirectory directory;
+  RowStoreConfig config = Config(0);
+  config.tier_memory = MakeMemory(directory.Path(""));
+  RowStore store(config);
+  Lookup(&store, Batch{Range(0, 6000), {}});
+  const auto files = OpenSpillFiles(directory.Path(""));
+  EXPECT_TRUE(files.size() > 5);
+  for (const std::string& file : files) {
+    const int fd = ::open(file.c_str(), O_RDWR);
+    char byte;
+    for (off_t at = 100; ::pread(fd, &byte, 1, at) == 1; at += 200) {
+      byte ^= 4;
+      EXPECT_EQ(::pwrite(fd, &byte, 1, at), 1);
+    }
+    ::close(fd);
+  }
+  std::vector<float> rows(6000 * kDim);
+  const Batch all{Range(0, 6000), {}};
+  EXPECT_STATUS(store.Lookup(all.view(), true, SerialFor, rows.data()), StatusCode::kDataLoss,
+                "embedps-spill-", "offset", "its checksum is wrong", "checkpoint");
+  int64_t cut;
+  const RowSink sink = [](const RowColumns&) { return Status::Ok(); };
+  EXPECT_STATUS(store.Cut(CutKind::kBase, -1, sink, &cut), StatusCode::kDataLoss, "checksum");
+}
+
+TEST(AFullDiskEvictsAndSaysSo) {
+  const TemporaryDirectory directory;
+  RowStoreConfig config = Config(0);
+  config.tier_memory = MakeMemory(directory.Path(""));
+  RowStore store(config);
+  Lookup(&store, Batch{Range(0, 4000), {}});
+  Rows rows;
+  int64_t cut = CutOnto(&store, CutKind::kBase, -1, &rows);
+  const int64_t before = NumRows(store, 0);
+  EXPECT_EQ(before, 4000);
+  // No file may be as large as a segment.
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{}, least{};
+  getrlimit(RLIMIT_FSIZE, &limit);
+  least = limit;
+  least.rlim_cur = 1024;
+  setrlimit(RLIMIT_FSIZE, &least);
+  for (int i = 0; i < 10; ++i) {
+    const Batch batch{Range(4000 + 500 * i, 4500 + 500 * i), {}};
+    Lookup(&store, batch);
+    Update(&store, batch, 1, 0.1f, i + 1);
+    Lookup(&store, Batch{Range(0, 500), {}}, false);  // reads, and evicts nothing
+  }
+  const RowTier::Stats stats = store.tier()->stats();
+  EXPECT_CONTAINS(stats.log.error, "cannot");
+  EXPECT_TRUE(stats.evicted > 3000);
+  const auto evicted = store.Evicted(0);
+  EXPECT_EQ(evicted[static_cast<int>(EvictionCause::kLimit)], stats.evicted);
+  EXPECT_EQ(NumRows(store, 0), 9000 - stats.evicted);
+  CutOnto(&store, CutKind::kDelta, cut, &rows);
+  EXPECT_TRUE(rows == BaseOf(&store));
+  setrlimit(RLIMIT_FSIZE, &limit);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  Lookup(&store, Batch{Range(20000, 22000), {}});
+  EXPECT_EQ(store.tier()->stats().log.error, "");
+  EXPECT_EQ(store.tier()->stats().evicted, stats.evicted);
+}
+
+TEST(TheDiskHasAtMostThreeTimesTheRows) {
+  const TemporaryDirectory directory;
+  RowStoreConfig config = Config(0);
+  config.tier_memory = MakeMemory(directory.Path(""));
+  RowStore store(config);
+  std::mt19937_64 random(5);
+  const int64_t row = 400 + 24;
+  for (uint32_t step = 1; step <= 150; ++step) {
+    std::set<int64_t> ids;
+    while (ids.size() < 600) ids.insert(static_cast<int64_t>(random() % 8000));
+    const Batch batch{std::vector<int64_t>(ids.begin(), ids.end()), {}};
+    Lookup(&store, batch);
+    Update(&store, batch, 1, 0.1f, step);
+    const SpillLog::Stats stats = store.tier()->stats().log;
+    // And what one batch writes.
+    EXPECT_TRUE(stats.bytes <= 3 * stats.live * row + (SpillLog::kSlackSegments + 2) * (64 << 10) +
+                                   int64_t{1200} * row);
+  }
+  EXPECT_TRUE(store.tier()->stats().log.moved > 0);
+}
+
+TEST(ThreadsShareTheDisk) {
+  const TemporaryDirectory directory;
+  RowStoreConfig config = MakeConfig(kDim, 1, OptimizerKind::kSgd);
+  config.tier_memory = MakeMemory(directory.Path(""));
+  RowStore store(config);
+  std::atomic<uint32_t> step{1};
+  std::vector<std::thread> threads;
+  for (int k = 0; k < 3; ++k) {
+    threads.emplace_back([&, k] {
+      std::mt19937_64 random(k);
+      for (int i = 0; i < 60; ++i) {
+        const Batch batch{SomeIds(&random, 200, 5000)};
+        const std::vector<float> rows = Lookup(&store, batch);
+        for (size_t r = 0; r < batch.ids.size(); ++r) {
+          EXPECT_EQ(rows[r * kDim], rows[r * kDim + kDim - 1]);
+        }
+        Update(&store, batch, 1, -1, step++);
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    for (int i = 0; i < 5; ++i) {
+      for (const auto& [key, record] : BaseOf(&store)) {
+        EXPECT_EQ(record.floats[0], static_cast<float>(record.frequency));
+        EXPECT_EQ(record.floats[kDim - 1], static_cast<float>(record.frequency));
+      }
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_OK(store.failure());
+  for (const auto& [key, record] : BaseOf(&store)) {
+    EXPECT_EQ(record.floats[0], static_cast<float>(record.frequency));
+  }
+}
+
+}  // namespace
+}  // namespace embedps
+
+int main(int argc, char** argv) { return embedps::testing::RunAllTests(argc, argv); }

@@ -1,0 +1,535 @@
+#include "embedps/kernels/store/spill_log.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "embedps/kernels/files/record_sum.h"
+#include "embedps/kernels/runtime/throttle.h"
+
+namespace embedps {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kNiceness = 10;  // as the threads that write checkpoints
+constexpr Clock::duration kRetry = std::chrono::seconds(1);
+constexpr Clock::duration kRest = std::chrono::milliseconds(200);
+constexpr int64_t kMostAtOnce = 256 << 10;  // bytes that one call reads
+constexpr int64_t kMostBetween = 16 << 10;  // bytes of other records that it reads too
+constexpr size_t kSpareBuffers = 2;
+// A segment is not worth to be compacted if more of it is live.
+constexpr double kMostLive = 0.9;
+
+// Precedes a record's payload.
+struct RecordHeader {
+  uint64_t sum;  // of what follows, seeded with the record's number among all ever appended
+  int64_t id;
+  int32_t bin;
+  int32_t unused;
+};
+
+// Lets the process have as many files as the system says: each segment is one.
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::string Cause(int error) { return std::strerror(error); }
+
+}  // namespace
+
+struct SpillLog::Segment {
+  ~Segment() {
+    if (fd >= 0) ::close(fd);
+  }
+
+  int fd = -1;
+  std::string path;
+  uint32_t number = 0;
+  uint64_t first_record = 0;  // its number among all ever appended
+  int64_t used = 0;           // records, under the log's mutex, as what follows
+  int64_t live = 0;
+  int64_t unwritten = 0;  // buffers
+  bool damaged = false;   // it cannot be compacted
+};
+
+struct SpillLog::Buffer {
+  std::shared_ptr<Segment> segment;
+  int64_t first = 0;  // record of the segment
+  int64_t count = 0;
+  int64_t capacity = 0;
+  bool failed = false;  // to be written; under the log's mutex
+  std::unique_ptr<char[]> bytes;
+};
+
+SpillLog::SpillLog(const TierConfig& config, std::string name, size_t payload_bytes,
+                   ReadPool* readers)
+    : config_(config),
+      name_(std::move(name)),
+      payload_bytes_(payload_bytes),
+      record_bytes_((sizeof(RecordHeader) + payload_bytes + 7) / 8 * 8),
+      segment_records_(
+          std::max<int64_t>(config.segment_bytes / static_cast<int64_t>(record_bytes_), 1)),
+      buffer_records_(std::clamp<int64_t>(config.buffer_bytes / static_cast<int64_t>(record_bytes_),
+                                          1, segment_records_)),
+      readers_(readers) {
+  RaiseFileLimit();
+}
+
+SpillLog::~SpillLog() { Stop(); }
+
+void SpillLog::Start(Move move, std::function<bool()> is_busy) {
+  move_ = std::move(move);
+  is_busy_ = std::move(is_busy);
+  compactor_ = std::thread([this] { Compact(); });
+}
+
+void SpillLog::Stop() {
+  {
+    const MutexLock lock(&mutex_);
+    ended_ = true;
+  }
+  changed_.NotifyAll();
+  if (compactor_.joinable()) compactor_.join();
+}
+
+Status SpillLog::OpenFile(const std::string& directory, const std::string& path, int* fd) {
+  *fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  // Some file systems have no files without a name from the beginning.
+  if (*fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {
+    *fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (*fd >= 0) ::unlink(path.c_str());
+  }
+  if (*fd >= 0) return Status::Ok();
+  return Status::IoError("cannot make a spill file in " + directory + ": " + Cause(errno));
+}
+
+Status SpillLog::CheckDirectory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) {
+    return Status::InvalidArgument("spill_dir " + directory +
+                                   " must be a directory of each server: " + error.message());
+  }
+  int fd = -1;
+  const std::string path = directory + "/embedps-spill-" + std::to_string(::getpid()) + "-check";
+  const Status opened = OpenFile(directory, path, &fd);
+  if (!opened.ok()) return Status::InvalidArgument("spill_dir: " + opened.message());
+  ::close(fd);
+  return Status::Ok();
+}
+
+Status SpillLog::NewSegment() {
+  auto segment = std::make_shared<Segment>();
+  if (free_numbers_.empty()) {
+    if ((segments_.size() + 1) * segment_records_ >= kNowhere) {
+      return Status::IoError("there are " + std::to_string(segments_.size()) +
+                             " spill files, and more have no numbers");
+    }
+    segment->number = static_cast<uint32_t>(segments_.size());
+  } else {
+    segment->number = free_numbers_.back();
+  }
+  segment->path = config_.directory + "/embedps-spill-" + std::to_string(::getpid()) + "-" + name_ +
+                  "-" + std::to_string(next_sequence_);
+  std::replace(segment->path.begin() + config_.directory.size() + 1, segment->path.end(), '/', '_');
+  EMBEDPS_RETURN_IF_ERROR(OpenFile(config_.directory, segment->path, &segment->fd));
+  const auto bytes = static_cast<off_t>(segment_records_ * record_bytes_);
+  if (::fallocate(segment->fd, 0, 0, bytes) != 0 && errno != EOPNOTSUPP) {
+    return Status::IoError("cannot reserve " + std::to_string(bytes) +
+                           " bytes for a spill file in " + config_.directory + ": " + Cause(errno));
+  }
+  ::posix_fadvise(segment->fd, 0, 0, POSIX_FADV_RANDOM);
+  segment->first_record = next_sequence_++ * segment_records_;
+  if (free_numbers_.empty()) {
+    segments_.push_back(segment);
+  } else {
+    free_numbers_.pop_back();
+    segments_[segment->number] = segment;
+  }
+  ++num_segments_;
+  last_ = segment;
+  return Status::Ok();
+}
+
+bool SpillLog::OpenBuffer() {
+  if (last_ == nullptr) {
+    const Time now = Clock::now();
+    if (now < retry_at_) return false;
+    const Status made = NewSegment();
+    if (!made.ok()) {
+      retry_at_ = now + kRetry;
+      stats_.error = made.message();
+      return false;
+    }
+    if (unwritten_.empty()) stats_.error.clear();
+  }
+  open_ = std::make_shared<Buffer>();
+  open_->segment = last_;
+  open_->first = last_->used;
+  open_->capacity = std::min(buffer_records_, segment_records_ - last_->used);
+  if (spare_.empty()) {
+    open_->bytes.reset(new char[buffer_records_ * record_bytes_]);
+  } else {
+    open_->bytes = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  ++last_->unwritten;
+  return true;
+}
+
+uint32_t SpillLog::Append(int bin, int64_t id, const char* payload) {
+  std::shared_ptr<Buffer> full;
+  uint32_t location;
+  // What could not be written takes memory, so there is no more of it until it could.
+  if (has_failed_.load(std::memory_order_relaxed) && !WriteFailed()) {
+    const MutexLock lock(&mutex_);
+    ++stats_.full;
+    return kNowhere;
+  }
+  {
+    const MutexLock lock(&mutex_);
+    if (open_ == nullptr && !OpenBuffer()) {
+      ++stats_.full;
+      return kNowhere;
+    }
+    Segment& segment = *open_->segment;
+    const int64_t index = segment.used++;
+    Encode(segment, index, bin, id, payload, open_->bytes.get() + open_->count * record_bytes_);
+    location = static_cast<uint32_t>(segment.number * segment_records_ + index);
+    ++segment.live;
+    ++live_;
+    ++stats_.appended;
+    if (++open_->count == open_->capacity) {
+      full = std::move(open_);
+      unwritten_.push_back(full);
+      if (segment.used == segment_records_) last_ = nullptr;
+    }
+  }
+  if (full != nullptr) WriteOut(full);
+  return location;
+}
+
+bool SpillLog::WriteFailed() {
+  std::vector<std::shared_ptr<Buffer>> failed;
+  {
+    const MutexLock lock(&mutex_);
+    if (Clock::now() < retry_at_) return false;
+    has_failed_ = false;
+    for (const auto& buffer : unwritten_) {
+      if (buffer->failed) failed.push_back(buffer);
+      buffer->failed = false;
+    }
+  }
+  for (const auto& buffer : failed) WriteOut(buffer);
+  return !has_failed_;
+}
+
+void SpillLog::WriteOut(const std::shared_ptr<Buffer>& buffer) {
+  const int64_t bytes = buffer->count * record_bytes_;
+  const int64_t offset = buffer->first * record_bytes_;
+  int error = 0;
+  for (int64_t at = 0; at < bytes && error == 0;) {
+    const ssize_t wrote =
+        ::pwrite(buffer->segment->fd, buffer->bytes.get() + at, bytes - at, offset + at);
+    if (wrote > 0) {
+      at += wrote;
+    } else if (wrote == 0 || errno != EINTR) {
+      error = wrote == 0 ? ENOSPC : errno;
+    }
+  }
+  std::shared_ptr<Segment> dropped;
+  const MutexLock lock(&mutex_);
+  if (error != 0) {
+    buffer->failed = true;
+    has_failed_ = true;
+    retry_at_ = Clock::now() + kRetry;
+    stats_.error = "cannot write " + std::to_string(bytes) + " bytes to " + buffer->segment->path +
+                   " at offset " + std::to_string(offset) + ": " + Cause(error) +
+                   "; they stay in memory";
+    return;
+  }
+  unwritten_.remove(buffer);
+  if (unwritten_.empty() && last_ != nullptr) stats_.error.clear();
+  Segment& segment = *buffer->segment;
+  if (--segment.unwritten == 0 && segment.live == 0 && segment.used == segment_records_) {
+    dropped = Drop(segment.number);
+  }
+  if (spare_.size() < kSpareBuffers) spare_.push_back(std::move(buffer->bytes));
+  changed_.NotifyAll();
+}
+
+void SpillLog::Encode(const Segment& segment, int64_t index, int bin, int64_t id,
+                      const char* payload, char* record) const {
+  RecordHeader header{0, id, bin, 0};
+  std::memcpy(record, &header, sizeof(header));
+  std::memcpy(record + sizeof(header), payload, payload_bytes_);
+  std::memset(record + sizeof(header) + payload_bytes_, 0,
+              record_bytes_ - sizeof(header) - payload_bytes_);
+  header.sum = RecordSum(record + sizeof(header.sum), record_bytes_ - sizeof(header.sum),
+                         segment.first_record + index);
+  std::memcpy(record, &header.sum, sizeof(header.sum));
+}
+
+bool SpillLog::IsWhole(const Segment& segment, int64_t index, const char* record) const {
+  uint64_t sum;
+  std::memcpy(&sum, record, sizeof(sum));
+  return sum ==
+         RecordSum(record + sizeof(sum), record_bytes_ - sizeof(sum), segment.first_record + index);
+}
+
+void SpillLog::Take(const char* record, Read* read) const {
+  RecordHeader header;
+  std::memcpy(&header, record, sizeof(header));
+  if (header.id != read->id || header.bin != read->bin) return;
+  std::memcpy(read->payload, record + sizeof(header), payload_bytes_);
+  read->found = true;
+}
+
+void SpillLog::Kill(uint32_t location) {
+  std::shared_ptr<Segment> dropped;  // its file is closed without the lock
+  const MutexLock lock(&mutex_);
+  const int64_t number = location / segment_records_;
+  Segment& segment = *segments_[number];
+  --live_;
+  if (--segment.live == 0 && segment.used == segment_records_ && segment.unwritten == 0) {
+    dropped = Drop(static_cast<uint32_t>(number));
+  } else if (IsOverShare(2)) {
+    changed_.NotifyAll();
+  }
+}
+
+std::shared_ptr<SpillLog::Segment> SpillLog::Drop(uint32_t number) {
+  std::shared_ptr<Segment> dropped;
+  dropped.swap(segments_[number]);
+  free_numbers_.push_back(number);
+  --num_segments_;
+  changed_.NotifyAll();
+  return dropped;
+}
+
+void SpillLog::CountMove() {
+  const MutexLock lock(&mutex_);
+  ++stats_.moved;
+}
+
+const char* SpillLog::InMemory(const Segment* segment, int64_t index) const {
+  const auto find = [&](const std::shared_ptr<Buffer>& buffer) -> const char* {
+    const int64_t at = index - buffer->first;
+    const bool has = buffer->segment.get() == segment && at >= 0 && at < buffer->count;
+    return has ? buffer->bytes.get() + at * record_bytes_ : nullptr;
+  };
+  if (open_ != nullptr) {
+    if (const char* record = find(open_)) return record;
+  }
+  for (const auto& buffer : unwritten_) {
+    if (const char* record = find(buffer)) return record;
+  }
+  return nullptr;
+}
+
+Status SpillLog::ReadAll(std::vector<Read>* reads) {
+  std::vector<Read*> of_disk;
+  {
+    const MutexLock lock(&mutex_);
+    stats_.read += static_cast<int64_t>(reads->size());
+    for (Read& read : *reads) {
+      read.found = false;
+      const size_t number = read.location / segment_records_;
+      const int64_t index = read.location % segment_records_;
+      if (number >= segments_.size() || segments_[number] == nullptr ||
+          index >= segments_[number]->used) {
+        continue;
+      }
+      read.keeps = segments_[number];
+      read.segment = segments_[number].get();
+      if (const char* record = InMemory(segments_[number].get(), index)) {
+        Take(record, &read);
+      } else {
+        of_disk.push_back(&read);
+      }
+    }
+  }
+  if (of_disk.empty()) return Status::Ok();
+  std::sort(of_disk.begin(), of_disk.end(),
+            [](const Read* a, const Read* b) { return a->location < b->location; });
+  std::vector<size_t> runs;  // where each begins
+  for (size_t i = 0; i < of_disk.size(); ++i) {
+    const bool continues =
+        !runs.empty() && of_disk[i]->segment == of_disk[i - 1]->segment &&
+        (of_disk[i]->location - of_disk[i - 1]->location) * record_bytes_ <= kMostBetween &&
+        (of_disk[i]->location - of_disk[runs.back()]->location + 1) * record_bytes_ <= kMostAtOnce;
+    if (!continues) runs.push_back(i);
+  }
+  const auto num_runs = static_cast<int64_t>(runs.size());
+  runs.push_back(of_disk.size());
+  std::vector<Status> done(num_runs);
+  readers_->Run(num_runs, [&](int64_t i) {
+    done[i] = ReadRun(of_disk.data() + runs[i], of_disk.data() + runs[i + 1]);
+  });
+  {
+    const MutexLock lock(&mutex_);
+    stats_.disk_reads += num_runs;
+  }
+  for (const Status& status : done) EMBEDPS_RETURN_IF_ERROR(status);
+  return Status::Ok();
+}
+
+Status SpillLog::ReadRun(Read* const* first, Read* const* last) {
+  const auto& segment = *static_cast<const Segment*>((*first)->segment);
+  const int64_t begin = (*first)->location % segment_records_;
+  const int64_t records = last[-1]->location - (*first)->location + 1;
+  thread_local std::vector<char> bytes;
+  bytes.resize(records * record_bytes_);
+  EMBEDPS_RETURN_IF_ERROR(ReadBytes(segment, begin, records, bytes.data()));
+  for (Read* const* read = first; read < last; ++read) {
+    const int64_t index = (*read)->location % segment_records_;
+    const char* record = bytes.data() + (index - begin) * record_bytes_;
+    if (!IsWhole(segment, index, record)) {
+      return Status::DataLoss("spill file " + segment.path + ": the record at offset " +
+                              std::to_string(index * record_bytes_) + ", of id " +
+                              std::to_string((*read)->id) + ", is damaged: its checksum is wrong");
+    }
+    Take(record, *read);
+  }
+  return Status::Ok();
+}
+
+Status SpillLog::ReadBytes(const Segment& segment, int64_t index, int64_t records, char* to) const {
+  const int64_t bytes = records * record_bytes_;
+  const int64_t offset = index * record_bytes_;
+  for (int64_t at = 0; at < bytes;) {
+    const ssize_t got = ::pread(segment.fd, to + at, bytes - at, offset + at);
+    if (got > 0) {
+      at += got;
+    } else if (got == 0 || errno != EINTR) {
+      return Status::DataLoss("spill file " + segment.path + ": cannot read " +
+                              std::to_string(bytes - at) + " bytes at offset " +
+                              std::to_string(offset + at) + ": " +
+                              (got == 0 ? std::string("the file ends") : Cause(errno)));
+    }
+  }
+  return Status::Ok();
+}
+
+bool SpillLog::IsCurrent(const Read& read) const {
+  const MutexLock lock(&mutex_);
+  const size_t number = read.location / segment_records_;
+  return read.found && number < segments_.size() && segments_[number].get() == read.segment;
+}
+
+int64_t SpillLog::NumRecords() const { return num_segments_ * segment_records_; }
+
+bool SpillLog::IsOverShare(int64_t times) const {
+  return NumRecords() > times * live_ + kSlackSegments * segment_records_;
+}
+
+std::shared_ptr<SpillLog::Segment> SpillLog::Emptiest() const {
+  std::shared_ptr<Segment> emptiest;
+  for (const auto& segment : segments_) {
+    if (segment == nullptr || segment->damaged || segment->unwritten > 0 ||
+        segment->used < segment_records_) {
+      continue;
+    }
+    if (emptiest == nullptr || segment->live < emptiest->live) emptiest = segment;
+  }
+  const double most = kMostLive * static_cast<double>(segment_records_);
+  if (emptiest != nullptr && static_cast<double>(emptiest->live) > most) emptiest = nullptr;
+  return emptiest;
+}
+
+void SpillLog::Pace() {
+  const MutexLock lock(&mutex_);
+  // Each wait is for one segment: if none can be compacted, the log is as large as it must be.
+  while (!ended_ && move_ != nullptr && IsOverShare(3) && Clock::now() >= compact_again_at_ &&
+         Emptiest() != nullptr) {
+    const int64_t finished = finished_;
+    changed_.NotifyAll();
+    while (!ended_ && finished == finished_ && IsOverShare(3)) changed_.Wait(&mutex_);
+  }
+}
+
+void SpillLog::Compact() {
+  ::setpriority(PRIO_PROCESS, 0, kNiceness);  // 0 is this thread
+  ThrottleClock clock;
+  const auto may_rest = [this] {
+    const MutexLock lock(&mutex_);
+    return !ended_ && !IsOverShare(3);
+  };
+  while (true) {
+    std::shared_ptr<Segment> segment;
+    {
+      const MutexLock lock(&mutex_);
+      while (!ended_) {
+        if (IsOverShare(2) && Clock::now() >= compact_again_at_) segment = Emptiest();
+        if (segment != nullptr) break;
+        (void)changed_.WaitUntil(&mutex_, Clock::now() + kRest);
+      }
+      if (ended_) return;
+    }
+    Throttle throttle(
+        Throttle::DefaultCores(), std::numeric_limits<double>::infinity(),
+        [&] { return is_busy_() && may_rest(); }, &clock);
+    const bool has_place = CompactOne(segment, [&] { throttle.Pause(); });
+    segment.reset();
+    {
+      const MutexLock lock(&mutex_);
+      ++finished_;
+      if (!has_place) compact_again_at_ = Clock::now() + kRetry;
+    }
+    changed_.NotifyAll();
+  }
+}
+
+bool SpillLog::CompactOne(const std::shared_ptr<Segment>& segment,
+                          const std::function<void()>& pause) {
+  const int64_t at_once = std::max<int64_t>(kMostAtOnce / static_cast<int64_t>(record_bytes_), 1);
+  std::vector<char> bytes(at_once * record_bytes_);
+  for (int64_t first = 0; first < segment_records_; first += at_once) {
+    const int64_t records = std::min(at_once, segment_records_ - first);
+    if (!ReadBytes(*segment, first, records, bytes.data()).ok()) {
+      // Whoever needs one of its records will find out, and say so.
+      const MutexLock lock(&mutex_);
+      segment->damaged = true;
+      return true;
+    }
+    for (int64_t i = 0; i < records; ++i) {
+      const char* record = bytes.data() + i * record_bytes_;
+      if (!IsWhole(*segment, first + i, record)) {
+        const MutexLock lock(&mutex_);
+        segment->damaged = true;
+        continue;
+      }
+      RecordHeader header;
+      std::memcpy(&header, record, sizeof(header));
+      const auto location = static_cast<uint32_t>(segment->number * segment_records_ + first + i);
+      if (!move_(header.bin, header.id, location, record + sizeof(header))) return false;
+    }
+    {
+      const MutexLock lock(&mutex_);
+      if (ended_ || segments_[segment->number] != segment) return true;
+    }
+    pause();
+  }
+  return true;
+}
+
+SpillLog::Stats SpillLog::stats() const {
+  const MutexLock lock(&mutex_);
+  Stats stats = stats_;
+  stats.live = live_;
+  stats.bytes = num_segments_ * segment_records_ * static_cast<int64_t>(record_bytes_);
+  return stats;
+}
+
+}  // namespace embedps

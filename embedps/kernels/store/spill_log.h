@@ -1,0 +1,169 @@
+// The rows of a store that are on disk: a log of records of one size.
+#ifndef EMBEDPS_KERNELS_STORE_SPILL_LOG_H_
+#define EMBEDPS_KERNELS_STORE_SPILL_LOG_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "embedps/kernels/runtime/mutex.h"
+#include "embedps/kernels/runtime/status.h"
+#include "embedps/kernels/store/read_pool.h"
+#include "embedps/kernels/store/tier_memory.h"
+
+namespace embedps {
+
+// Records are appended to segments, which are files of one size, and never change. A record that
+// nobody needs any more is dead. A thread moves the live records of the emptiest segment to the
+// log's end and drops its file, once more than half of all records are dead. So the files hold at
+// most twice the live records and kSlackSegments, and a record is written twice on average if the
+// dead ones are spread evenly. Whoever is about to append many records calls Pace, which waits if
+// two thirds are dead.
+//
+// A file has no name: it ends with the process, however that ends, so that no later one can trust
+// it. Its blocks are reserved when it is made: a full disk refuses a segment, and no record. What
+// cannot be written for another reason stays in memory until it can.
+//
+// Whoever fills a buffer writes it. Until it is written its records are read from memory.
+class SpillLog {
+ public:
+  static constexpr uint32_t kNowhere = (1u << 30) - 1;
+  static constexpr int64_t kSlackSegments = 3;
+
+  // A record to read, and what became of it.
+  struct Read {
+    int64_t key = 0;  // the caller's
+    int32_t bin = 0;
+    uint32_t location = kNowhere;
+    int64_t id = 0;
+    char* payload = nullptr;  // where to; of the log's size
+    // Whether it is the record of the id. Otherwise it has moved since the caller knew where it is.
+    bool found = false;
+    const void* segment = nullptr;  // that it was read from
+    std::shared_ptr<void> keeps;    // that segment
+  };
+
+  struct Stats {
+    int64_t live = 0;        // records
+    int64_t bytes = 0;       // of the files
+    int64_t appended = 0;    // records, those that moved included
+    int64_t moved = 0;       // of them
+    int64_t read = 0;        // records
+    int64_t disk_reads = 0;  // calls of the system that read them
+    int64_t full = 0;        // records that had no place
+    std::string error;       // why the last one had none; empty if the log has room
+  };
+
+  // Asks whether the record of an id at a location is live, and if so appends it and kills it
+  // there. Returns false if the log has no place.
+  using Move = std::function<bool(int bin, int64_t id, uint32_t location, const char* payload)>;
+
+  // `name` is of the log, for messages. `readers` outlives it.
+  SpillLog(const TierConfig& config, std::string name, size_t payload_bytes, ReadPool* readers);
+  ~SpillLog();
+  SpillLog(const SpillLog&) = delete;
+  SpillLog& operator=(const SpillLog&) = delete;
+
+  // Makes a directory of spill files if it is not there, and tries whether files can be in it.
+  static Status CheckDirectory(const std::string& directory);
+
+  // Starts to compact beside other calls, with `move`; `is_busy` as of a Throttle.
+  void Start(Move move, std::function<bool()> is_busy);
+  // Ends that. No call of `move` is under way when it returns.
+  void Stop();
+
+  // Appends a record; returns its location, or kNowhere if the disk is full.
+  uint32_t Append(int bin, int64_t id, const char* payload);
+
+  // Tells that a record is dead.
+  void Kill(uint32_t location);
+
+  // Reads records in the order of their locations, those that are close to each other at once.
+  // Fails if one is damaged or cannot be read, and says which file and where.
+  Status ReadAll(std::vector<Read>* reads);
+
+  // Whether a record that was found is still the one at its location.
+  bool IsCurrent(const Read& read) const;
+
+  // Counts a record that a call of `move` appended.
+  void CountMove();
+
+  // Waits until there are not too many dead records. The caller holds no lock.
+  void Pace();
+
+  Stats stats() const;
+  size_t payload_bytes() const { return payload_bytes_; }
+  int64_t segment_records() const { return segment_records_; }
+  // Of the buffers, about.
+  int64_t MemoryBytes() const { return 2 * config_.buffer_bytes; }
+
+ private:
+  struct Segment;
+  struct Buffer;
+  using Time = std::chrono::steady_clock::time_point;
+
+  bool OpenBuffer() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static Status OpenFile(const std::string& directory, const std::string& path, int* fd);
+  Status NewSegment() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteOut(const std::shared_ptr<Buffer>& buffer);
+  // Tries again what could not be written; returns whether all of it could.
+  bool WriteFailed();
+  // Takes a segment out of the log. The file closes with the last pointer, best without the lock.
+  std::shared_ptr<Segment> Drop(uint32_t number) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives a record in memory, or null.
+  const char* InMemory(const Segment* segment, int64_t index) const
+      EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Encode(const Segment& segment, int64_t index, int bin, int64_t id, const char* payload,
+              char* record) const;
+  // Checks a record's bytes.
+  bool IsWhole(const Segment& segment, int64_t index, const char* record) const;
+  void Take(const char* record, Read* read) const;
+  Status ReadRun(Read* const* first, Read* const* last);
+  Status ReadBytes(const Segment& segment, int64_t index, int64_t records, char* to) const;
+
+  int64_t NumRecords() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // of all files
+  bool IsOverShare(int64_t times) const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<Segment> Emptiest() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Compact();
+  bool CompactOne(const std::shared_ptr<Segment>& segment, const std::function<void()>& pause);
+
+  const TierConfig config_;
+  const std::string name_;
+  const size_t payload_bytes_;
+  const size_t record_bytes_;
+  const int64_t segment_records_;
+  const int64_t buffer_records_;
+  ReadPool* const readers_;
+  Move move_;
+  std::function<bool()> is_busy_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::vector<std::shared_ptr<Segment>> segments_ GUARDED_BY(mutex_);  // by number; null if free
+  std::vector<uint32_t> free_numbers_ GUARDED_BY(mutex_);
+  int64_t num_segments_ GUARDED_BY(mutex_) = 0;
+  uint64_t next_sequence_ GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<Segment> last_ GUARDED_BY(mutex_);  // where records are appended, if anywhere
+  std::shared_ptr<Buffer> open_ GUARDED_BY(mutex_);
+  std::list<std::shared_ptr<Buffer>> unwritten_ GUARDED_BY(mutex_);  // full
+  std::vector<std::unique_ptr<char[]>> spare_ GUARDED_BY(mutex_);    // of buffers
+  int64_t live_ GUARDED_BY(mutex_) = 0;
+  Time retry_at_ GUARDED_BY(mutex_){};          // when a full disk is asked again
+  Time compact_again_at_ GUARDED_BY(mutex_){};  // when one that had no place for moves is
+  int64_t finished_ GUARDED_BY(mutex_) = 0;     // segments that were compacted, or could not be
+  Stats stats_ GUARDED_BY(mutex_);
+  bool ended_ GUARDED_BY(mutex_) = false;
+  std::atomic<bool> has_failed_{false};  // a buffer could not be written
+  std::thread compactor_;
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_SPILL_LOG_H_

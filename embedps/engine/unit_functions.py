@@ -254,6 +254,8 @@ def explain(error: BaseException) -> BaseException:
     computed = re.search(r"initializer '[^']*' must [^\n]*", str(getattr(error, "message", "")))
     if isinstance(error, tf.errors.InvalidArgumentError) and computed is not None:
         return UsageError(computed[0])
+    if isinstance(error, tf.errors.DataLossError) and "spill file" in error.message:
+        return ServerLostError(op_error_text(error.message))
     wrong = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.InvalidArgumentError
     if isinstance(error, wrong) and ".parquet" in error.message:
         return DatasetError(f"{op_error_text(error.message)}: make the dataset again")

@@ -1,4 +1,4 @@
-"""The options of a run's eviction: the limit of a parameter server, and where evicted rows go."""
+"""The options of a server's memory: its limit, where evicted rows go, and the disk beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from embedps.tables.eviction import Order
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvictionConfig:
-    """The limit that all tables on a parameter server share, and what becomes of evicted rows."""
+    """The limit that all tables on a parameter server share, and what becomes of rows beyond it."""
 
     max_server_bytes: int = option(
         0,
@@ -30,6 +30,17 @@ class EvictionConfig:
         "write the rows that go to Parquet files in this directory or under this s3:// or gs:// "
         "URL; the parameter servers must see it",
         metavar="DIR",
+    )
+
+    max_memory_bytes: int = option(
+        0,
+        "at this many bytes of tables on a parameter server, the rows used least go to --spill-dir "
+        "and come back when they are needed; 0: all rows are in memory",
+        least=0,
+        most=MAX_INT64,
+    )
+    spill_dir: str | None = option(
+        None, "a directory on a local disk of each parameter server", metavar="DIR"
     )
 
     def __post_init__(self) -> None:

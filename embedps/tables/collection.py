@@ -26,6 +26,7 @@ from embedps.tables.specs import FeatureSpec, TableSpec
 from embedps.tables.table_scan import TableScan, make_scan
 from embedps.tables.table_stats import ShardStats, TableStats, add_shards, read_stats
 from embedps.tables.table_use import ShardUse, read_use
+from embedps.tables.tier import Tiered, TierStats, read_tier
 
 T = TypeVar("T")
 
@@ -42,6 +43,7 @@ class EmbeddingCollection:
       learns: whether training makes rows and updates them.
       files: writes the rows to files, and loads them.
       server_limit: of the bytes of each server, if there is one.
+      memory: of each server, if its coldest rows go to disk.
       evicted_files: of the rows that go, if they are kept.
     """
 
@@ -58,6 +60,7 @@ class EmbeddingCollection:
         learning_rate: float | None = None,
         sweeps_itself: bool = True,
         server_limit: ServerLimit | None = None,
+        memory: Tiered | None = None,
         keeps_evicted: bool = False,
         stores: Sequence[Sequence[tf.Tensor]] | None = None,
     ) -> None:
@@ -78,6 +81,7 @@ class EmbeddingCollection:
             another rate of a step, theirs changes in proportion. None: all have the step's.
           sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
           server_limit: of the bytes of each server, if there is one.
+          memory: of each server, if its coldest rows go to disk; not beside `server_limit`.
           keeps_evicted: rows that go can be written to files.
           stores: those of another client, by group and shard: then none is made, and none dropped.
 
@@ -97,6 +101,7 @@ class EmbeddingCollection:
         self._base_rate = learning_rate
         self._step = 0  # the last that `thaw` was told
         self.server_limit = server_limit
+        self.memory = memory
         self._make_store = functools.partial(
             make_store,
             num_shards=self.num_shards,
@@ -104,6 +109,7 @@ class EmbeddingCollection:
             trainable=trainable,
             sweeps_itself=sweeps_itself,
             server_limit=server_limit,
+            memory=memory,
             keeps_evicted=keeps_evicted,
         )
         if stores is None:
@@ -471,6 +477,10 @@ class EmbeddingCollection:
     def eviction_stats(self) -> dict[str, dict[str, int]]:
         """Counts rows that went over all shards, by table and cause: age, norm, limit and hand."""
         return read_evictions(self.groups, self._stores, self.devices)
+
+    def tier_stats(self) -> TierStats:
+        """Counts rows on disk over all shards."""
+        return read_tier(self.groups, self._stores, self.devices)
 
     def clear(self) -> None:
         """Removes every row."""

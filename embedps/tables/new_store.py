@@ -15,6 +15,7 @@ from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.groups import TableGroup
 from embedps.tables.optimizers import SGD
 from embedps.tables.specs import Initializer, TableSpec
+from embedps.tables.tier import Tiered
 
 
 def make_store(
@@ -29,6 +30,7 @@ def make_store(
     sweeps_itself: bool,
     server_limit: ServerLimit | None,
     keeps_evicted: bool,
+    memory: Tiered | None = None,
 ) -> tf.Tensor:
     """Makes an empty store on a shard's device and returns its handle.
 
@@ -41,6 +43,7 @@ def make_store(
       sweeps_itself: as of `EmbeddingCollection`.
       server_limit: as of `EmbeddingCollection`.
       keeps_evicted: as of `EmbeddingCollection`.
+      memory: as of `EmbeddingCollection`.
 
     Raises:
       UsageError: the store cannot be as declared.
@@ -61,7 +64,12 @@ def make_store(
             container=container,
             shared_name=f"{group.name}/shard-{shard}-of-{num_shards}/{name}",
             group=group.name,
-            **attributes(tables, num_shards=num_shards, server_limit=limit),
+            **attributes(
+                tables,
+                num_shards=num_shards,
+                server_limit=limit,
+                memory=memory if trainable else None,
+            ),
             sweeps_itself=sweeps_itself,
             compact=not trainable,
             server_memory=f"server-memory/{name}",
@@ -70,7 +78,11 @@ def make_store(
 
 
 def attributes(
-    tables: Sequence[TableSpec], *, num_shards: int = 1, server_limit: ServerLimit | None = None
+    tables: Sequence[TableSpec],
+    *,
+    num_shards: int = 1,
+    server_limit: ServerLimit | None = None,
+    memory: Tiered | None = None,
 ) -> dict[str, Any]:
     """Makes the attributes of a store that say what it holds.
 
@@ -78,6 +90,7 @@ def attributes(
       tables: of one group, so of equal dim, optimizer and dtypes.
       num_shards: of the group; each has its part of a table's limits.
       server_limit: of the bytes of all stores of the server.
+      memory: of all stores of the server, if their coldest rows go to disk.
     """
     first = tables[0]
     return {
@@ -88,6 +101,8 @@ def attributes(
         "tables": [table.name for table in tables],
         "table_settings": [_lines(_settings(table, num_shards, server_limit)) for table in tables],
         "max_server_bytes": server_limit.max_bytes if server_limit else 0,
+        "max_memory_bytes": memory.max_memory_bytes if memory else 0,
+        "spill_dir": memory.directory if memory else "",
     }
 
 

@@ -16,6 +16,7 @@ from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.specs import TableSpec
 from embedps.tables.table_scan import TableScan
 from embedps.tables.table_use import ShardUse, TableUse
+from embedps.tables.tier import TierStats
 from embedps.training.growth import (
     Forecast,
     Growth,
@@ -58,6 +59,7 @@ class TableReport:
         self._last: list[ShardUse] = []
         self._scan: Mapping[str, TableScan] = {}
         self._scan_step = 0
+        self._tier: TierStats | None = None
 
     @property
     def observed_secs(self) -> float:
@@ -73,6 +75,15 @@ class TableReport:
     def add_scan(self, scan: Mapping[str, TableScan], *, step: int) -> None:
         """Takes the result of a walk that ended when so many steps were done."""
         self._scan, self._scan_step = scan, step
+
+    def add_tier(self, stats: TierStats) -> None:
+        """Takes the counts of rows on disk."""
+        self._tier = stats
+
+    def full_disks(self) -> list[str]:
+        """Says of each spill file that has no place why, and what becomes of rows."""
+        errors = self._tier.errors if self._tier is not None else ()
+        return [f"{e}: rows are evicted at max_memory_bytes until there is room" for e in errors]
 
     def forecasts(self) -> list[Forecast]:
         """Tells when limits are reached."""
@@ -117,6 +128,7 @@ class TableReport:
                 for t, table in enumerate(self._tables)
             },
             "servers": self._loads(per_hour),
+            **({"tier": self._tier._asdict()} if self._tier is not None else {}),
             "forecasts": [dataclasses.asdict(each) for each in self.forecasts()],
         }
 

@@ -67,6 +67,7 @@ class TableWatch:
         self._looked_at = -math.inf
         self._told: dict[tuple[str, str], float] = {}
         self._told_skews: set[tuple[str, int]] = set()
+        self._told_errors: set[str] = set()
         self._use()
 
     @property
@@ -107,7 +108,7 @@ class TableWatch:
             concurrent.futures.wait([self._scanning])
 
     def warnings(self, *, left_hours: float) -> list[str]:
-        """Tells of limits that come near, and once of each shard whose ids may be chosen for it.
+        """Tells of limits that come near, and once of full disks and of shards of chosen ids.
 
         A limit is told once below a day and once below an hour.
 
@@ -115,6 +116,9 @@ class TableWatch:
           left_hours: how long the run will go on; later limits are not told.
         """
         told = [each.text() for each in self._report.skews() if self._is_new(each)]
+        full = self._report.full_disks()
+        told += [line for line in full if line not in self._told_errors]
+        self._told_errors.update(full)
         if self._report.observed_secs >= LEAST_OBSERVED_SECS:
             told += [
                 each.text()
@@ -142,6 +146,8 @@ class TableWatch:
     def _use(self) -> None:
         self._looked_at = self._clock()
         self._report.add_use(self._looked_at, self._collection.use())
+        if self._collection.memory is not None:
+            self._report.add_tier(self._collection.tier_stats())
 
     def _walk(self) -> dict[str, TableScan]:
         self._scan = self._scan or self._collection.make_scan()

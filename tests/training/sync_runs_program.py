@@ -31,6 +31,7 @@ from embedps.training.trainer import Trainer
 from tests import every_column, tagged, two_tasks
 from tests.builders import SumModel, dense_of, make_dlrm, make_trainer, write_dataset
 from tests.training.same_bits import FIELDS, assert_same_checkpoint
+from tests.training.tiered_model import WIDE, tiered
 
 SERVERS = WORKERS = 2
 SHORT: dict[str, Any] = {**FIELDS, "batch_size": 32, "unit_rows": 200, "epochs": 2}
@@ -289,6 +290,30 @@ def check_watch(cases: Cases, cluster: Cluster, directory: Path) -> None:
     print(f"watch: {rows} rows")
 
 
+def check_tier(cluster: Cluster, directory: Path) -> None:
+    """A run whose coldest rows are on the servers' disks has the bits of one in memory."""
+    dataset = write_dataset(
+        directory / "rows", train=(7000,), evaluation=(100,), row_group_rows=1000, whole=True
+    )
+    # A server has one shard here: half of the memory of two.
+    memory = tiered(directory / "spill")
+    memory["max_memory_bytes"] //= 2
+    for name, fields in (("in-memory", {}), ("on-disk", memory)):
+        trainer = make_trainer(
+            dataset,
+            directory / name,
+            recommender=WIDE,
+            cluster=cluster,
+            sync="full",
+            **(SHORT | {"unit_rows": 1000, "batch_size": 200} | fields),
+        )
+        trainer.fit()
+    assert_same_checkpoint(directory / "in-memory", directory / "on-disk")
+    stats = trainer.collection.tier_stats()
+    assert stats.read > 1000, stats
+    print(f"rows on disk: {stats.rows_on_disk}")
+
+
 def main(directory: Path) -> None:
     """Checks all of this."""
     scheduler._STRAGGLER_SECS = 3600.0  # a slow unit at the end gets no second attempt
@@ -303,6 +328,7 @@ def main(directory: Path) -> None:
         check_modes(cases, cluster, directory)
         check_watch(cases, cluster, directory)
         check_large_variables(cases, cluster, directory)
+        check_tier(cluster, directory)
 
 
 if __name__ == "__main__":

@@ -240,6 +240,7 @@ COLLECTIVES = Way(
                 "max_staleness_steps",
                 "watch",
                 "max_server_bytes",
+                "max_memory_bytes",
                 "evicted_rows",
                 "rates_batch_size",
             )

@@ -1,0 +1,72 @@
+"""Runs whose coldest rows are on disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from embedps.engine.unit_functions import explain
+from embedps.errors import ServerLostError, UsageError
+from tests.builders import make_trainer, write_dataset
+from tests.training.same_bits import FIELDS, assert_same_checkpoint
+from tests.training.tiered_model import BODY_BYTES, ROWS, WIDE, tiered
+
+
+def fit(dataset: Any, model_dir: Path, epochs: int, **fields: Any) -> Any:
+    trainer = make_trainer(
+        dataset,
+        model_dir,
+        recommender=WIDE,
+        epochs=epochs,
+        delta_steps=20,
+        num_shards=2,
+        **(FIELDS | fields),
+    )
+    trainer.fit()
+    return trainer
+
+
+def test_a_run_with_a_disk_has_the_bits_of_one_without_and_resumes(tmp_path):
+    dataset = write_dataset(tmp_path / "data", train=(ROWS,), whole=True)
+    plain, with_disk = tmp_path / "plain", tmp_path / "with-disk"
+    spill = tmp_path / "spill"
+    for epochs in (1, 2):  # the second run restores shards that do not fit
+        fit(dataset, plain, epochs)
+        trainer = fit(dataset, with_disk, epochs, **tiered(spill))
+    assert_same_checkpoint(plain, with_disk)
+    stats = trainer.collection.tier_stats()
+    options = tiered(spill)
+    assert (ROWS - stats.rows_on_disk["row"]) * BODY_BYTES <= options["max_memory_bytes"]
+    assert stats.read > ROWS / 5  # of an epoch
+    assert (stats.evicted, stats.errors) == (0, ())
+    shown = json.loads((with_disk / "statistics.json").read_text())
+    assert shown["tier"]["rows_on_disk"]["row"] == stats.rows_on_disk["row"]
+    assert list(spill.iterdir()) == []  # the files have no names: no crash leaves one
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_memory_bytes": 1}, "max_memory_bytes and spill_dir must be given together"),
+        ({"spill_dir": "/tmp"}, "max_memory_bytes and spill_dir must be given together"),
+        (
+            {"max_memory_bytes": 1, "spill_dir": "/tmp", "max_server_bytes": 1},
+            "max_memory_bytes must be given without max_server_bytes",
+        ),
+        ({"max_memory_bytes": 1, "spill_dir": "/tmp"}, r"max_memory_bytes must be at least \d+"),
+        ({"max_memory_bytes": 1, "spill_dir": __file__}, "spill_dir .* must be a directory"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, fields, message):
+    dataset = write_dataset(tmp_path / "data", train=(100,), whole=True)
+    with pytest.raises(UsageError, match=message):
+        make_trainer(dataset, tmp_path / "model", recommender=WIDE, **fields)
+
+
+def test_a_damaged_spill_file_is_a_lost_server():
+    said = "group 'g': spill file /d/embedps-spill-1-g-0: the record at offset 96, of id 7, is"
+    found = explain(tf.errors.DataLossError(None, None, f"{said} damaged"))
+    assert isinstance(found, ServerLostError)
+    assert said in str(found)

@@ -115,6 +115,8 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
         "min_row_norm": 0.0,
         "compute_dtype": "float32",
         "wire_dtype": "compute",
+        "numeric_bins": 0,
+        "numeric_waves": 0,
     }
     assert {"python", "tensorflow", "pyarrow", "numpy", "embedps"} <= summary["versions"].keys()
 

@@ -26,11 +26,18 @@ _LIKENESS = 0.8  # of a flag and what it is taken for
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells have it
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps a description's lines, and each flag whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that keeps a text's lines, and whose errors are UsageError."""
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", _Formatter)
         super().__init__(allow_abbrev=False, **kwargs)
         self._given: list[str] = []
 

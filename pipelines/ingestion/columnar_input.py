@@ -20,7 +20,7 @@ from .bad_lines import BadLine
 from .line_parser import drop_rows
 from .nested_columns import at_paths
 from .path_columns import path_columns, with_path_columns
-from .record_hash import is_plain
+from .record_hash import is_hashed
 from .text_encoding import kind_of
 
 _BATCH_ROWS = 65536
@@ -38,7 +38,7 @@ class ParsedRows(NamedTuple):
       rows: those of the table's `row_schema` that can be read.
       bad: the others.
       share: of the file's rows that is read, 0 to 1.
-      records: the file's plain columns of the good rows; None if they were not asked for.
+      records: the file's columns of the good rows; None if they were not asked for.
     """
 
     rows: pa.RecordBatch
@@ -58,7 +58,7 @@ def read_rows(
       stream: the file.
       table: declares the columns.
       file_name: the file's path from the first folder of a column on, and its name in errors.
-      with_records: whether to read the plain columns too that are not declared.
+      with_records: whether to read the columns too that are not declared.
 
     Raises:
       DatasetError: a declared column is absent, is there twice, or has another type.
@@ -133,7 +133,7 @@ def _read_orc(
 def _names_to_read(
     table: Table, schema: pa.Schema, in_path: dict[str, str | None], with_records: bool
 ) -> list[str]:
-    """Lists the columns of the file that the declared ones are in, and the plain ones if asked.
+    """Lists the columns of the file that the declared ones are in, and the others if asked.
 
     Raises:
       DatasetError: the file has one twice, or neither it nor its path has one.
@@ -153,9 +153,9 @@ def _names_to_read(
             f"must have each declared column once, it has {', '.join(repeated)} more than once: "
             "rename or drop the others where the file is written"
         )
-    plain = [field.name for field in schema if with_records and is_plain(field.type)]
+    hashed = [field.name for field in schema if with_records and is_hashed(field.type)]
     once = [name for name, number in Counter(found).items() if number == 1]
-    others = {*plain} & {*once}
+    others = {*hashed} & {*once}
     return [name for name in once if name in others or name in declared]
 
 

@@ -20,7 +20,7 @@ class SplitRule:
     """The rule that splits rows into train and eval.
 
     By default, the seed and the record that a row is read of decide its split: its line, or all
-    plain values of a record of another format. So a row stays in its split when the schema declares
+    values of a record of another format. So a row stays in its split when the schema declares
     another column, and equal records are in one split, for any runner, order and division into
     files.
 

@@ -14,7 +14,7 @@ from embedps.run.config import TrainConfig
 from embedps.server import ServerConfig
 
 SEVERAL = {"table_optimizer": "item:learning_rate=2"}
-BELOW_1 = ("reduce_factor", "warmup")
+BELOW_1 = ("inner_share", "reduce_factor", "tolerance", "warmup")
 REQUIRED = ["--data=d", "--model-dir=m"]
 
 
@@ -64,7 +64,7 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
         tuple[str, ...]: (SEVERAL.get(option.name, "old=new"),),
     }
     kind = without_none(option.hint)
-    value = choices[-1] if choices else 0.75 if option.name in BELOW_1 else values[kind]
+    value = choices[-1] if choices else 0.5 if option.name in BELOW_1 else values[kind]
     flag = flags.flag_name(option.name)
     if kind is bool:
         given = [flag.replace("--", "--no-")]

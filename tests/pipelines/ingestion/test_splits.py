@@ -47,6 +47,9 @@ def by_record(rule: SplitRule, rows: pa.RecordBatch) -> np.ndarray:
     return rule.held_out(TABLE, rows, False, hash_records(rows, rule.seed))
 
 
+MAP = pa.map_(pa.string(), pa.int64())
+
+
 def hashes(rows: pa.RecordBatch, seed: int) -> np.ndarray:
     return hash_rows(rows.columns, seed)
 
@@ -75,7 +78,7 @@ def test_hash_of_lists_depends_on_their_order_and_lengths():
     assert len(set(hash_rows([pa.array(lists, LIST_TYPE)], 0).tolist())) == len(lists)
 
 
-def test_hash_of_a_record_is_of_its_plain_values_only():
+def test_hash_of_a_record_is_of_its_values_and_their_names():
     day = dt.date(2024, 1, 2)
     columns = {
         "n": pa.array([1, 2, None, 2], pa.int32()),
@@ -89,10 +92,8 @@ def test_hash_of_a_record_is_of_its_plain_values_only():
     assert len({*found.tolist()}) == 3
     assert found[1] == found[3]
     wider = {
-        "tags": pa.array([[1], [2], [3], [4]]),
-        "raw": pa.array([b"a", b"b", b"c", b"d"]),
         "none": pa.array([None] * 4, pa.string()),
-        "t": columns["t"].dictionary_encode(),
+        "t": columns["t"].cast(pa.binary()).dictionary_encode(),
         "b": columns["b"],
         "d": columns["d"],
         "n": columns["n"].cast(pa.int64()),
@@ -104,6 +105,29 @@ def test_hash_of_a_record_is_of_its_plain_values_only():
         assert hash_records(fewer, 5)[0] != found[0]
     swapped = pa.record_batch({"x": [1, 2], "y": [2, 1]})
     assert len({*hash_records(swapped, 0).tolist()}) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([[1, 2], [2, 1], [1], [], [1, 2, 0], [None, 1, 2], None]),
+        pa.array([["a"], ["a", "b"], ["b", "a"]], pa.large_list(pa.string())),
+        pa.array([[1.0, 2.0], [2.0, 1.0], None], pa.list_(pa.float32(), 2)),
+        pa.array([[[1], [2]], [[1, 2]], [[], [1, 2]], [[2], [1]]]),
+        pa.array([{"a": 1, "b": [2]}, {"a": 2, "b": [1]}, {"a": 1, "b": []}, {"a": 1}]),
+        pa.array([[("a", 1)], [("b", 1)], [("a", 2)], [("a", 1), ("b", 1)]], MAP),
+        pa.array([b"a", b"b", b"\xff", None]),
+        pa.array([b"ab", b"ba"], pa.binary(2)),
+    ],
+)
+def test_hash_of_a_record_is_also_of_nested_values_and_of_bytes(values: pa.Array):
+    label = pa.array([1] * len(values))
+    rows = pa.record_batch({"label": label, "x": values})
+    found = hash_records(rows, 0)
+    assert len({*found.tolist()}) == len(values)
+    at = np.roll(np.arange(len(values)), 1)
+    np.testing.assert_array_equal(hash_records(rows.take(pa.array(at)), 0), found[at])
+    np.testing.assert_array_equal(hash_records(rows.slice(1), 0), found[1:])
 
 
 def test_hash_of_lines_is_of_their_bytes_and_the_seed():

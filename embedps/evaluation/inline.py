@@ -36,7 +36,10 @@ from embedps.scheduling.scheduler import Scheduler
 from embedps.tables.collection import EmbeddingCollection
 
 _TICK_SECS = 0.2
-_NOT_OF_INNER = ("loss", "logloss", "normalized_entropy", "calibration")
+_NOT_OF_INNER = (
+    *("loss", "logloss", "normalized_entropy", "calibration"),
+    *("auprc", "rmse", "mae"),
+)
 """Scores of the inner rows that are not logged: what they tell is in INNER_LOSS."""
 
 

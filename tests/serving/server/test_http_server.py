@@ -309,7 +309,7 @@ def test_a_new_connection_takes_the_place_of_an_idle_one() -> None:
         until(lambda: len(server._busy) == 1)
         idle = [stack.enter_context(connect(server)) for _ in range(40)]
         assert ask(server, HEALTH) == (200, b"/healthz")
-        assert len(server._server.connections) <= 4
+        until(lambda: len(server._server.connections) <= 4)  # one that goes is there for a while
         assert rest_of(idle[0]) == b""
         echo.may_go.set()
         assert answer_of(busy) == (200, b"x")

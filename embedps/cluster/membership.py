@@ -20,6 +20,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from embedps.cluster.health import HealthMonitor, serves, use_own_executor
+from embedps.console import tf_logging
 from embedps.errors import ClusterError, ServerLostError
 from embedps.kernels.tasks import check_task
 
@@ -123,8 +124,7 @@ class Membership:
                 with self._changed:
                     places = {worker: self._places[worker] for worker in self._numbers}
                 definition = self._with_workers(places)
-                context.context().update_server_def(definition)
-                self._definition = definition
+                self._tell(definition)
 
         updated: concurrent.futures.Future[None] = concurrent.futures.Future()
         threading.Thread(
@@ -163,8 +163,7 @@ class Membership:
                     return
             definition = self._with_workers(places)
             try:
-                context.context().update_server_def(definition)
-                self._definition = definition
+                self._tell(definition)
                 for worker in joining:
                     check_task(("worker", worker))
             except ClusterError as error:
@@ -179,6 +178,12 @@ class Membership:
                     self._seen.add(worker)
                     self._on_join(worker)
             self._changed.notify_all()
+
+    def _tell(self, definition: tf.train.ServerDef) -> None:
+        """Gives TensorFlow a definition. It would print of each task that is left out."""
+        with tf_logging.native_stderr_dropped():
+            context.context().update_server_def(definition)
+        self._definition = definition
 
     def _with_workers(self, places: Mapping[int, str]) -> tf.train.ServerDef:
         definition = tf.train.ServerDef()

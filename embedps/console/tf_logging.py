@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 # What surrounds the message of an op that ran by itself.
@@ -55,6 +57,24 @@ def silence_native_stderr() -> int:
     os.dup2(null, 2)
     os.close(null)
     return kept
+
+
+@contextlib.contextmanager
+def native_stderr_dropped() -> Iterator[None]:
+    """Drops what TensorFlow's C++ prints within the block; what Python prints still appears."""
+    sys.stderr.flush()
+    before, kept = sys.stderr, os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    with os.fdopen(kept, "w", buffering=1) as shown:
+        if _descriptor_of(before) == 2:  # a notebook has another
+            sys.stderr = shown
+        os.dup2(null, 2)
+        os.close(null)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            sys.stderr = before
 
 
 def _descriptor_of(stream: Any) -> int | None:

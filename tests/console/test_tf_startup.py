@@ -189,3 +189,18 @@ def test_only_greetings_are_dropped(monkeypatch, capfd):
     with pytest.raises(ImportError):
         fail()
     assert capfd.readouterr().err.encode() == b"".join(lines)
+
+
+def test_native_output_is_dropped_for_a_while_and_pythons_is_not() -> None:
+    code = """
+import os, sys
+from embedps.console.tf_logging import native_stderr_dropped
+
+with native_stderr_dropped():
+    os.write(2, b"native\\n")
+    print("python", file=sys.stderr)
+os.write(2, b"after\\n")
+print("too", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "python\nafter\ntoo\n"

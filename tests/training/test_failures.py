@@ -652,7 +652,7 @@ def test_local_run_gets_more_workers_and_fewer_while_it_trains(tmp_path, dataset
     run = train(programs, dataset, model_dir, *few)
     run.wait_for("delta")
     scale(3)
-    run.wait_for("worker 2 joined: 3 of 3 workers are there")
+    run.wait_for("joined: 3 of 3 workers are there")
     lose(run, model_dir, "worker 2", signal.SIGKILL)
     scale(1)
     run.wait_for("1 of 1 workers are there")

@@ -16,9 +16,8 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.models import mmoe
-from tests import plain_scores
+from tests import labelled, plain_scores
 from tests.builders import make_config, read_split
-from tests.models import test_missing_labels as labelled
 
 
 def command(*flags: object) -> int:

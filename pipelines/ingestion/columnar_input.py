@@ -24,6 +24,7 @@ from .record_hash import is_hashed
 from .text_encoding import kind_of
 
 _BATCH_ROWS = 65536
+_BATCH_BYTES = 64 << 20  # of a batch with its undeclared columns, before Parquet's encodings
 _NAMES = {"parquet": "Parquet", "orc": "ORC"}
 _MAGICS = {"parquet": (b"PAR1", b"PARE"), "orc": (b"ORC",)}
 _HEAD_BYTES = 512
@@ -109,9 +110,18 @@ def _read_parquet(
     with pq.ParquetFile(stream, page_checksum_verification=True) as file:
         names = _names_to_read(table, file.schema_arrow, in_path, with_records)
         done = 0
-        for batch in file.iter_batches(_BATCH_ROWS, columns=names):
+        for batch in file.iter_batches(_batch_rows(file, with_records), columns=names):
             done += batch.num_rows
             yield batch, done / file.metadata.num_rows
+
+
+def _batch_rows(file: pq.ParquetFile, with_records: bool) -> int:
+    """Returns how many rows to read at once: fewer where a column that is not declared is large."""
+    if not with_records:
+        return _BATCH_ROWS
+    groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
+    row_bytes = max((g.total_byte_size / g.num_rows for g in groups if g.num_rows), default=0.0)
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, row_bytes))))
 
 
 def _read_orc(

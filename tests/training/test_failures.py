@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +359,25 @@ def lose(run: Program, model_dir: Path, worker: str, how: signal.Signals) -> Non
     wait_until_joined(run, model_dir, worker.replace(" ", "-"), 2)
 
 
+def cluster_of(
+    programs: list[Program], *, num_ps: int, num_workers: int
+) -> tuple[dict[str, Sequence[str]], Callable[..., Program]]:
+    """Gives a cluster of free addresses, and a function that starts the server of a task."""
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(1 + num_ps + num_workers)]
+    cluster: dict[str, Sequence[str]] = {
+        "chief": addresses[:1],
+        "ps": addresses[1 : 1 + num_ps],
+        "worker": addresses[1 + num_ps :],
+    }
+
+    def serve(job: str, index: int = 0) -> Program:
+        config = tf_config(cluster, job, index)
+        programs.append(Program("embedps.server", "--grace-secs=10", TF_CONFIG=config))
+        return programs[-1]
+
+    return cluster, serve
+
+
 def finish_in_one_process(
     programs: list[Program], dataset: Dataset, model_dir: Path, *more: str
 ) -> int:
@@ -490,17 +509,7 @@ def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, prog
 def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, dataset, programs):
     """Servers that are not the client's: it passes a stopped worker over, and ends with code 75."""
     model_dir = tmp_path / "m"
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(4)]
-    cluster: dict[str, Sequence[str]] = {
-        "chief": addresses[:1],
-        "ps": addresses[1:2],
-        "worker": addresses[2:],
-    }
-
-    def serve(job: str, index: int = 0) -> Program:
-        config = tf_config(cluster, job, index)
-        programs.append(Program("embedps.server", "--grace-secs=10", TF_CONFIG=config))
-        return programs[-1]
+    cluster, serve = cluster_of(programs, num_ps=1, num_workers=2)
 
     def client() -> Program:
         more = (f"--epochs={EPOCHS}", "--eval=none", "--server-timeout-secs=3", "--grace-secs=10")
@@ -555,17 +564,7 @@ def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, data
 @pytest.mark.slow
 def test_workers_of_tf_config_come_and_go_and_one_need_not_return(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(5)]
-    cluster: dict[str, Sequence[str]] = {
-        "chief": addresses[:1],
-        "ps": addresses[1:2],
-        "worker": addresses[2:],
-    }
-
-    def serve(job: str, index: int = 0) -> Program:
-        config = tf_config(cluster, job, index)
-        programs.append(Program("embedps.server", "--grace-secs=10", TF_CONFIG=config))
-        return programs[-1]
+    cluster, serve = cluster_of(programs, num_ps=1, num_workers=3)
 
     serve("ps")
     first = serve("worker", 1)
@@ -601,17 +600,7 @@ def test_client_of_tf_config_goes_on_beside_a_server_that_others_start_again(
     tmp_path, dataset, programs
 ):
     model_dir = tmp_path / "m"
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(5)]
-    cluster: dict[str, Sequence[str]] = {
-        "chief": addresses[:1],
-        "ps": addresses[1:3],
-        "worker": addresses[3:],
-    }
-
-    def serve(job: str, index: int) -> Program:
-        config = tf_config(cluster, job, index)
-        programs.append(Program("embedps.server", "--grace-secs=10", TF_CONFIG=config))
-        return programs[-1]
+    cluster, serve = cluster_of(programs, num_ps=2, num_workers=2)
 
     tasks = {(job, i): serve(job, i) for job in ("ps", "worker") for i in range(2)}
     more = (f"--epochs={EPOCHS}", "--eval=none", "--grace-secs=10", *IN_PLACE)

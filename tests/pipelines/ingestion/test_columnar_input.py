@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
@@ -116,3 +117,21 @@ def test_file_of_another_kind_is_told_by_its_kind(tmp_path: Path):
     ((rows, (line,), _, _),) = read_rows(io.BytesIO(b"clicked,user\n0,a\n" * 9), table, "a.csv")
     assert (rows.num_rows, line.ends_file) == (0, True)
     assert line.reason.startswith("the file must be Parquet, but it is text: leave it out by a pat")
+
+
+def test_large_values_that_are_not_declared_are_read_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(columnar_input, "_BATCH_BYTES", 1 << 20)
+    pages = np.random.default_rng(0).bytes(400 * 20_000)
+    rows = {
+        "y": [0, 1] * 200,
+        "user": ["a"] * 400,
+        "page": [pages[i * 20_000 :][:20_000] for i in range(400)],
+    }
+    sink = io.BytesIO()
+    pq.write_table(pa.table(rows), sink, row_group_size=100)
+    table = Table.parse({"format": "parquet", "column": [LABEL, USER]})
+    for with_records, most in ((True, 60), (False, 400)):
+        found = list(read_rows(io.BytesIO(sink.getvalue()), table, "a", with_records=with_records))
+        assert sum(part.rows.num_rows for part in found) == 400
+        assert 0 < max(part.rows.num_rows for part in found) <= most
+        assert len(found) == 1 or with_records

@@ -300,18 +300,24 @@ def _cells(score: Mapping[str, Any] | None) -> list[str]:
     if score is None or score["difference"] is None:
         return ["", "", "", ""]
     better = {0: "noise", 1: "model 1", 2: "model 2"}[score["better"]]
+    if score["p_value"] is None:
+        better = "too few"
     first, second = (_number(score[each], 5) for each in ("first", "second"))
     return [first, second, _difference(score), better]
 
 
 def _difference(score: Mapping[str, Any]) -> str:
     low, high = score["interval"]
+    if low is None:
+        return f"{score['difference']:+.5f}"
     return f"{score['difference']:+.5f} ({_number(low, 5, '+')} to {_number(high, 5, '+')})"
 
 
 def _verdict(title: str, score: Mapping[str, Any]) -> str:
     if score["difference"] is None:
         return f"{title} is not defined"
+    if score["p_value"] is None:
+        return f"the difference in {title}, {_difference(score)}, is of too few examples to tell"
     if not score["better"]:
         return f"the difference in {title}, {_difference(score)}, may be noise"
     return f"model {score['better']} has the better {title}: {_difference(score)}"

@@ -21,6 +21,8 @@ Z95 = 1.959963984540054
 CLIP = 1e-7
 """Probabilities are within CLIP of 0 and 1: float32 has none that is nearer to 1."""
 REST = "rest"
+LEAST_OF_LABEL, LEAST_OF_MEAN = 10, 30
+"""Fewer positives, negatives, examples or groups have no error: it would be far too small."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Difference:
     Attributes:
       first: of the first model; NaN if it is not defined.
       second: of the second.
-      error: the standard error of second - first.
+      error: the standard error of second - first; NaN of too few examples.
       lower_is_better: as of a loss.
     """
 
@@ -52,6 +54,8 @@ class Difference:
     @property
     def p_value(self) -> float:
         """The chance of a value as far from 0, were the models as good; NaN if not defined."""
+        if math.isnan(self.error):
+            return math.nan
         if self.error > 0:
             return math.erfc(abs(self.value) / self.error / math.sqrt(2))
         return math.nan if math.isnan(self.value) else float(self.value == 0)
@@ -107,7 +111,7 @@ def auc_difference(labels: NDArray[Any], first: NDArray[Any], second: NDArray[An
     return Difference(
         first=float(of_positives[0].mean()),
         second=float(of_positives[1].mean()),
-        error=math.sqrt(variance),
+        error=math.sqrt(variance) if min(m, n) >= LEAST_OF_LABEL else math.nan,
     )
 
 
@@ -124,13 +128,15 @@ def logloss_difference(
         return Difference(first=math.nan, second=math.nan, error=math.nan, lower_is_better=True)
     losses = [log_losses(labels, p) for p in (first, second)]
     means = [float((w * each).sum() / total) for each in losses]
-    shares = w * (losses[1] - losses[0] - (means[1] - means[0])) / total
-    return Difference(
-        first=means[0],
-        second=means[1],
-        error=float(np.sqrt((shares**2).sum())),
-        lower_is_better=True,
-    )
+    error = _error_of_mean(losses[1] - losses[0], w / total)
+    return Difference(first=means[0], second=means[1], error=error, lower_is_better=True)
+
+
+def _error_of_mean(values: Floats, shares: Floats) -> float:
+    """Computes the standard error of the mean of values by their shares, which add up to 1."""
+    if (shares**2).sum() * LEAST_OF_MEAN > 1 + 1e-9:  # as few as that many equal shares
+        return math.nan
+    return float(np.sqrt(((shares * (values - (shares * values).sum())) ** 2).sum()))
 
 
 def log_losses(labels: NDArray[Any], probabilities: NDArray[Any]) -> Floats:
@@ -156,8 +162,8 @@ def gauc_difference(
         above = (sums - positives * (positives + 1) / 2)[counts]
         aucs.append(above / (positives * negatives)[counts])
     means = [float((sizes * each).sum() / sizes.sum()) for each in aucs]
-    shares = sizes * (aucs[1] - aucs[0] - (means[1] - means[0])) / sizes.sum()
-    return Difference(first=means[0], second=means[1], error=float(np.sqrt((shares**2).sum())))
+    error = _error_of_mean(aucs[1] - aucs[0], sizes / sizes.sum())
+    return Difference(first=means[0], second=means[1], error=error)
 
 
 def calibration(labels: NDArray[Any], probabilities: NDArray[Any]) -> float:

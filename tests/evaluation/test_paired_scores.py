@@ -147,3 +147,23 @@ def test_of_many_slices_chance_alone_is_noise():
 def test_lower_is_better_of_a_loss():
     assert Difference(first=0.3, second=0.2, error=0.01, lower_is_better=True).better == 2
     assert Difference(first=0.3, second=0.2, error=0.01).better == 1
+
+
+def test_few_examples_prove_nothing():
+    """One example has no spread at all: its interval would be a point."""
+    one = logloss_difference(np.ones(1), np.full(1, 0.6), np.full(1, 0.9))
+    assert one.value < 0
+    assert math.isnan(one.error)
+    assert math.isnan(one.p_value)
+    assert is_noise([one.p_value]) == [True]
+    rng = np.random.default_rng(0)
+    labels, (first, second) = np.arange(60) % 2, rng.random([2, 60])
+    enough = logloss_difference(labels, first, second)
+    assert enough.error > 0
+    assert math.isnan(logloss_difference(labels[:29], first[:29], second[:29]).error)
+    heavy = np.where(np.arange(60) == 0, 100.0, 1.0)  # as if it were one
+    assert math.isnan(logloss_difference(labels, first, second, heavy).error)
+    assert auc_difference(labels[:20], first[:20], second[:20]).error > 0
+    assert math.isnan(auc_difference(labels[:19], first[:19], second[:19]).error)
+    groups = np.arange(60) // 3
+    assert math.isnan(gauc_difference(labels, first, second, groups).error)

@@ -23,6 +23,7 @@ from embedps.console.tables import make_console, make_table
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.opened_run import ModelOptions, open_run
+from embedps.score_names import TITLES
 from embedps.storage.file_io import write_bytes
 
 if TYPE_CHECKING:  # these import TensorFlow or NumPy, which --help does not wait for
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # these import TensorFlow or NumPy, which --help does not wai
 
     from embedps.evaluation.paired_scores import Difference, Examples
 
-_TITLES = {"auc": "AUC", "logloss": "log loss", "weighted_logloss": "weighted", "gauc": "GAUC"}
+_TITLES = {**TITLES, "weighted_logloss": "weighted"}
 _PREDICTED = "predicted/"
 _LEVEL = 0.05
 _HOUR_MS = 3_600_000

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from embedps.score_names import TITLES
+
 NUM_BINS = 16384
 """Of each histogram. Two examples in one bin count as a tie. A bin is 0.0015 wide in logits near 0,
 and 0.15% of the logit far from 0. The AUC's error is therefore below 1e-4, unless the logits spread
@@ -229,7 +231,6 @@ def click_scores(sums: tf.Tensor, histograms: tf.Tensor) -> dict[str, tf.Tensor]
     }
 
 
-_LABELS = {"auc": "AUC", "logloss": "log loss", "normalized_entropy": "NE"}
 _SHOWN = 2  # of a model's own metrics, in a line of progress
 
 
@@ -279,7 +280,7 @@ class ClickScores:
         """Formats the scores as a line."""
         digits = {"calibration": 4}
         parts = [
-            f"{_LABELS.get(name, name)} {value:.{digits.get(name, 5)}f}"
+            f"{TITLES.get(name, name)} {value:.{digits.get(name, 5)}f}"
             for name, value in self.values.items()
             if not self._is_further(name)
         ]
@@ -300,7 +301,7 @@ class ClickScores:
         """Formats the loss and the first scores, for a line of progress."""
         others = [n for n, v in self.values.items() if n not in ("loss", "logloss") and v == v]
         shown = ["auc"] if "auc" in self.values else others[:_SHOWN]
-        parts = [f"{_LABELS.get(name, name)} {self.values[name]:.4f}" for name in shown]
+        parts = [f"{TITLES.get(name, name)} {self.values[name]:.4f}" for name in shown]
         return ", ".join([f"loss {self.loss:.4f}", *parts])
 
 

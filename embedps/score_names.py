@@ -14,6 +14,17 @@ EVALUATIONS_NAME = "evaluation.jsonl"
 NOT_SCORES = ("number", "step", "examples", "secs", "lag_secs", "time")
 """The keys of a line of evaluation.jsonl that are no scores."""
 
+TITLES = {
+    "auc": "AUC",
+    "logloss": "log loss",
+    "normalized_entropy": "NE",
+    "auprc": "AUPRC",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "gauc": "GAUC",
+}
+"""What a person reads for the name of a score."""
+
 _LOWER = ("loss", "error", "entropy", "rmse", "mse", "mae", "deviance", "divergence")
 
 

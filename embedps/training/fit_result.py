@@ -17,14 +17,13 @@ from embedps.errors import UsageError, printable
 from embedps.run.cluster_config import NO_BOUND, STALE_STEPS
 from embedps.run.summary import SUMMARY_NAME
 from embedps.scheduling.unit_deaths import FILE_NAME as DEATHS_NAME
-from embedps.score_names import check_score, is_higher_better, is_worse, merit, scores_of
+from embedps.score_names import TITLES, check_score, is_higher_better, is_worse, merit, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-_TITLES = {"auc": "AUC", "logloss": "log loss", "normalized_entropy": "NE"}
 _CLICK_PLOTS = {"auc": "AUC", "normalized_entropy": "normalized entropy"}
 _MAX_SHOWN = 10
 _CLEARLY_OF_LOSS, _CLEARLY_OF_HIGHER = 0.05, 0.02  # worse than the best is no noise
@@ -90,7 +89,7 @@ class Scores(tuple[Score, ...]):
 
 
 def _shown(name: str, score: float | None) -> str:
-    return f"{_TITLES.get(name, name)} " + ("-" if score is None else f"{score:.5f}")
+    return f"{TITLES.get(name, name)} " + ("-" if score is None else f"{score:.5f}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -258,7 +257,7 @@ class FitResult:
             values = (score.get(name) for name in names)
             cells = ("-" if value is None else f"{value:.5f}" for value in values)
             rows.append([f"{score.step:,}", *cells, f"{score.examples:,}"])
-        return ["step", *(_TITLES.get(name, name) for name in names), "examples"], rows
+        return ["step", *(TITLES.get(name, name) for name in names), "examples"], rows
 
     def _asked(self, option: str) -> Any:
         """Gives an option of the run; None if it is not known."""

@@ -6,10 +6,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
+import google_crc32c
 
 from .bad_lines import BadLine
-from .crc32c import masked_crc32c
 from .unpacked_stream import ByteStream, UnpackedStream
 
 BLOCK_BYTES = 4 << 20
@@ -19,6 +18,12 @@ _FOOT_BYTES = 4
 _HEAD_BYTES = _LENGTH.size + _FOOT_BYTES
 _FRAME_BYTES = _HEAD_BYTES + _FOOT_BYTES
 _HINT = "copy or write the file again"
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Computes the checksum of bytes, as TensorFlow masks it."""
+    crc = int(google_crc32c.value(data))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,23 +138,23 @@ class RecordReader:
         """
         if not starts:
             return 0, ""
-        codes, begin, end = np.frombuffer(data, np.uint8), np.array(starts), np.array(ends)
+        heads = [(start - _HEAD_BYTES, start - _FOOT_BYTES) for start in starts]
+        checked = [("a length", heads), ("a record's bytes", list(zip(starts, ends, strict=False)))]
         best, told = len(starts), ""
-        checked = [("a length", begin - _HEAD_BYTES, begin - _FOOT_BYTES, begin - _FOOT_BYTES)]
-        if ends:
-            checked.append(("a record's bytes", begin, end, end))
-        for what, first, last, foot in checked:
-            crcs = masked_crc32c(codes, first, last)
-            found = np.ascontiguousarray(codes[foot[:, None] + np.arange(4)]).view("<u4")[:, 0]
-            differ = np.flatnonzero(crcs != found)
-            if len(differ) and differ[0] < best:
-                best = int(differ[0])
-                place = self._offset + starts[best] - _HEAD_BYTES
-                told = (
-                    f"the TFRecord file is damaged at byte {place} of its records: the checksum of "
-                    f"{what} must be {crcs[best]}, it is {found[best]}: {_HINT}, or declare the "
-                    "format that it has"
-                )
+        for what, ranges in checked:
+            for number, (first, last) in enumerate(ranges[:best]):
+                found = int.from_bytes(data[last : last + _FOOT_BYTES], "little")
+                if (crc := masked_crc32c(data[first:last])) != found:
+                    place = self._offset + starts[number] - _HEAD_BYTES
+                    best, told = (
+                        number,
+                        (
+                            f"the TFRecord file is damaged at byte {place} of its records: the "
+                            f"checksum of {what} must be {crc}, it is {found}: {_HINT}, or declare the "
+                            "format that it has"
+                        ),
+                    )
+                    break
         return best, told
 
     def _ended(self, block: RecordBlock, reason: str) -> RecordBlock:

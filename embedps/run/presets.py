@@ -79,8 +79,8 @@ def preset_line(name: str, config: TrainConfig) -> str:
     share = f"{asked.inner_share:.0%} of the rows, which it does not train on"
     worse = f"worse than its best by more than {asked.tolerance:.0%}"
     watches = (
-        f"stops once {asked.metric} was {worse} {asked.stop_patience} times in a row on {share}, "
-        f"and ends with the {asked.end_with} checkpoint if the last is"
+        f"stops once {asked.metric} on {share}, was {worse} in {asked.stop_patience} scorings "
+        f"in a row, and then ends with its {asked.end_with} checkpoint"
     )
     if not asked.inner_share:
         watches = "watches no rows of its own, so look at the scores of its epochs"

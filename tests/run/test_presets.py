@@ -55,7 +55,11 @@ def test_a_preset_stops_by_rows_of_its_own_unless_the_run_cannot_be_scored_on_th
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        ([], "by more than 3% 3 times in a row on 10% of the rows, which it does not train on"),
+        (
+            [],
+            "inner_loss on 10% of the rows, which it does not train on, was worse than its best by "
+            "more than 3% in 3 scorings in a row",
+        ),
         (["--inner-share=0"], "the run watches no rows of its own"),
     ],
 )

@@ -146,13 +146,11 @@ class RecordReader:
                 found = int.from_bytes(data[last : last + _FOOT_BYTES], "little")
                 if (crc := masked_crc32c(data[first:last])) != found:
                     place = self._offset + starts[number] - _HEAD_BYTES
-                    best, told = (
-                        number,
-                        (
-                            f"the TFRecord file is damaged at byte {place} of its records: the "
-                            f"checksum of {what} must be {crc}, it is {found}: {_HINT}, or declare the "
-                            "format that it has"
-                        ),
+                    best = number
+                    told = (
+                        f"the TFRecord file is damaged at byte {place} of its records: the "
+                        f"checksum of {what} must be {crc}, it is {found}: {_HINT}, or declare "
+                        "the format that it has"
                     )
                     break
         return best, told

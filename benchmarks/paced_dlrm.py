@@ -22,7 +22,7 @@ from embedps.layers.embeddings import Embeddings
 from embedps.models import dlrm
 from embedps.models._columns import click_recommender, declare
 from embedps.models.networks.dlrm import DLRM
-from embedps.tables import ops
+from embedps.tables import step_ops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class PacedDLRM(DLRM):
         if not training or not (self._pace_us or self._first_pace_us):
             return super().logits(features, training=training)
         with tf.control_dependencies(tf.nest.flatten(dict(features))):
-            is_first = tf.equal(ops.task_index(), 0)
+            is_first = tf.equal(step_ops.task_index(), 0)
             slept = sleep(tf.where(is_first, self._first_pace_us, self._pace_us))
         embeddings = list(self.embeddings(features).values())
         weights = self._given_weights()

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedps.tables import ops
+from embedps.tables import message_ops
 
 _SENT = (tf.float32, tf.bfloat16, tf.int32, tf.int64)  # what a message may hold
 _strategies: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
@@ -65,7 +65,7 @@ def _join(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         _join_reads(device, [joined[i][1] for i in indices])
         indices = [i for i in indices if _is_sent(joined[i][0])]
         if len(indices) > 1:
-            sent = ops.send([joined[i][0] for i in indices], device)
+            sent = message_ops.send([joined[i][0] for i in indices], device)
             for i, gradient in zip(indices, sent, strict=True):
                 joined[i] = (gradient, joined[i][1])
     return joined
@@ -84,7 +84,7 @@ def _join_reads(device: str, variables: Sequence[Any]) -> None:
         return
     users = [[(read, op) for read in each for op in _users(read, device)] for each in reads]
     # The first reads of a variable may all have one value: the step changes nothing between them.
-    sent = ops.send([each[0] for each in reads], None, at=device)
+    sent = message_ops.send([each[0] for each in reads], None, at=device)
     for value, of_variable in zip(sent, users, strict=True):
         for read, op in of_variable:
             for index, given in enumerate(op.inputs):

@@ -15,7 +15,7 @@ from embedps.errors import ClusterError
 from embedps.kernels.tasks import check_task, device_of
 from embedps.layers import network_messages, scheduled_calls, table_directory
 from embedps.layers.own_tables import OwnTables, Rate, Token, mistake
-from embedps.tables import ops
+from embedps.tables import message_ops, ops, step_ops
 from embedps.tables.activations import Ids
 from embedps.tables.lookup_result import LookupResult, ShardRows
 from embedps.tables.specs import FeatureSpec, TableSpec
@@ -118,7 +118,7 @@ class ServerTables(OwnTables):
         for device in self.collection.devices:
             with tf.device(device):
                 kernels.load().embedps_drop_stores(container=container)
-                self._logs[device] = ops.step_log(container=container, shared_name="steps")
+                self._logs[device] = step_ops.step_log(container=container, shared_name="steps")
 
     def _make_rate(self, rate: float) -> tf.Variable:
         # Not by the strategy: in this process, from where each call takes its value.
@@ -133,13 +133,15 @@ class ServerTables(OwnTables):
     def _find(self, ids: Mapping[str, Ids], token: Token) -> LookupResult:
         found = self.collection.route(ids, counts=True, partial=True)
         call, rate = scheduled_calls.numbers(self._rate_now, id(self))
-        worker = ops.task_index()
+        worker = step_ops.task_index()
         shards: dict[tuple[int, int], ShardRows] = {}
         token.begun = {}
         for device, on_device in self._on.items():
             used = [(g, shard) for g, shard in on_device if found.row_splits[g]]
             asked = [found.routed[g].request(shard) for g, shard in used]
-            sent = ops.send([call, rate, worker, *(t for each in asked for t in each)], device)
+            sent = message_ops.send(
+                [call, rate, worker, *(t for each in asked for t in each)], device
+            )
             arrived = iter(sent)
             call_there, rate_there, worker_there = (next(arrived) for _ in range(3))
             with tf.device(device):
@@ -148,7 +150,7 @@ class ServerTables(OwnTables):
                 )
                 if self._schedule is not None:
                     rate_there = tf.cast(self._schedule(number), tf.float32)
-                seen = ops.steps_seen(self._logs[device], number)
+                seen = step_ops.steps_seen(self._logs[device], number)
                 token.begun[device] = _Begun(number, rate_there, worker_there, seen)
                 found_there = [
                     self.collection.lookup_shard(
@@ -160,7 +162,7 @@ class ServerTables(OwnTables):
                     for at, part in zip(used, asked, strict=True)
                 ]
                 answer = [t for each in found_there for t in (each.rows, each.rates)]
-            answered = iter(ops.send(answer, None, at=device))
+            answered = iter(message_ops.send(answer, None, at=device))
             for at, each in zip(used, found_there, strict=True):
                 shards[at] = ShardRows(next(answered), next(answered), each.asked)
         for g, splits in enumerate(found.row_splits):
@@ -181,10 +183,10 @@ class ServerTables(OwnTables):
             used = [at for at in on_device if at in parts and at in learning]
             if not used:
                 continue
-            arrived = ops.send([parts[at].gradients for at in used], device)
+            arrived = message_ops.send([parts[at].gradients for at in used], device)
             begun = token.begun[device]
             with tf.device(device):
-                is_new = ops.step_is_new(self._logs[device], begun.number)
+                is_new = step_ops.step_is_new(self._logs[device], begun.number)
                 applied = [
                     self.collection.update_shard(
                         *at,
@@ -198,7 +200,7 @@ class ServerTables(OwnTables):
                 ]
                 with tf.control_dependencies([] if tf.executing_eagerly() else applied):
                     updates.append(
-                        ops.step_applied(
+                        step_ops.step_applied(
                             self._logs[device], begun.number, worker=begun.worker, seen=begun.seen
                         )
                     )

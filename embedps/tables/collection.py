@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from embedps import kernels
 from embedps.errors import UsageError
-from embedps.tables import ops
+from embedps.tables import message_ops, ops
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.batch_ids import flatten_ids, like_ids
 from embedps.tables.byte_limits import ServerLimit
@@ -205,7 +205,7 @@ class EmbeddingCollection:
             for shard, device in enumerate(self.devices if result.row_splits[g] else ()):
                 asked = routed.request(shard)
                 if device.startswith("/job:"):
-                    asked = ops.RowPart(*ops.send(asked, device))
+                    asked = ops.RowPart(*message_ops.send(asked, device))
                 with tf.device(device):
                     shards.append(self.lookup_shard(g, shard, asked, insert=insert, step=step))
             result.add(shards)

@@ -1,8 +1,8 @@
 """Wraps the ops of steps that do not wait for their slowest workers; see engine/steps/grouped.py.
 
 A group is the parts of steps that servers apply together. One server, the one with the groups,
-decides which parts these are. The log of each server, as `ops.step_log` returns it, holds the parts
-until they are applied. All ops run on the current device.
+decides which parts these are. The log of each server, as `step_ops.step_log` returns it, holds the
+parts until they are applied. All ops run on the current device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.tables import ops
+from embedps.tables import part_ops
 from embedps.tables.ops import RowPart
 
 
@@ -83,12 +83,12 @@ def hold_part(
     Args:
       log: of the server.
       number: the part's, int64 scalar in [0, 2^32).
-      num_rows: as in `ops.add_part`.
-      worker: as in `ops.step_applied`.
-      seen: as in `ops.step_applied`.
+      num_rows: as in `step_ops.add_part`.
+      worker: as in `step_ops.step_applied`.
+      seen: as in `step_ops.step_applied`.
       learning_rate: of the tables, float32 scalar.
-      rows: as in `ops.add_part`.
-      dense: as in `ops.add_part`.
+      rows: as in `step_ops.add_part`.
+      dense: as in `step_ops.add_part`.
     """
     return kernels.load().embedps_hold_part(
         log=log,
@@ -98,7 +98,7 @@ def hold_part(
         seen=seen,
         learning_rate=learning_rate,
         dense=list(dense),
-        **ops.part_inputs(rows),
+        **part_ops.part_inputs(rows),
     )
 
 
@@ -111,7 +111,7 @@ def join_group(log: tf.Tensor, number: tf.Tensor, *, worker: tf.Tensor, seen: tf
       log: of the server with the groups.
       number: the part's, int64 scalar in [0, 2^32).
       worker: as in `enter_groups`.
-      seen: as in `ops.step_applied`.
+      seen: as in `step_ops.step_applied`.
 
     Returns:
       Of a fresh part its group, once that is closed. Of a late one, at once, the last group that
@@ -133,18 +133,18 @@ def take_group(
     Args:
       log: of the server.
       group: as `join_group` or `leave_groups` returned it.
-      rows: as in `hold_part`; their values are used as of a part in `ops.add_part`.
+      rows: as in `hold_part`; their values are used as of a part in `step_ops.add_part`.
       dense: as `rows`.
 
     Returns:
-      As `ops.add_part`, and the `step` and the `learning_rate` of the group's first part.
+      As `step_ops.add_part`, and the `step` and the `learning_rate` of the group's first part.
     """
     return kernels.load().embedps_take_group(
         log=log,
         index=group.index,
         parts=group.parts,
         dense=list(dense),
-        **ops.part_inputs(rows),
+        **part_ops.part_inputs(rows),
     )
 
 

@@ -25,7 +25,7 @@ from embedps.cluster.interface import ScheduledCall
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.engine.recommender import Recommender
 from embedps.engine.steps.ways import SyncMode
-from embedps.tables import ops
+from embedps.tables import step_ops
 from tests.engine.sync_program import BATCH, RATE, START, InStep, Line, Twin, wait_for
 from tests.tables.builders import rows_of
 
@@ -41,7 +41,7 @@ class Gates:
     def __init__(self, name: str) -> None:
         with tf.device(SERVER):
             self._arrived, self._open = (
-                ops.step_log(container="test-gates", shared_name=f"{name}-{kind}")
+                step_ops.step_log(container="test-gates", shared_name=f"{name}-{kind}")
                 for kind in ("arrived", "open")
             )
 
@@ -49,18 +49,18 @@ class Gates:
         """Waits in a worker's graph."""
         zero = tf.zeros([], tf.int64)
         with tf.device(SERVER):
-            arrived = ops.step_applied(self._arrived, row, worker=zero, seen=zero)
+            arrived = step_ops.step_applied(self._arrived, row, worker=zero, seen=zero)
             with tf.control_dependencies([arrived]):
-                return ops.await_step(self._open, row, after=row)
+                return step_ops.await_step(self._open, row, after=row)
 
     def await_arrival(self, row: int) -> None:
         with tf.device(SERVER):
-            wait_for(lambda: not ops.step_is_new(self._arrived, tf.constant(row, tf.int64)))
+            wait_for(lambda: not step_ops.step_is_new(self._arrived, tf.constant(row, tf.int64)))
 
     def release(self, row: int) -> None:
         zero = tf.zeros([], tf.int64)
         with tf.device(SERVER):
-            ops.step_applied(self._open, tf.constant(row, tf.int64), worker=zero, seen=zero)
+            step_ops.step_applied(self._open, tf.constant(row, tf.int64), worker=zero, seen=zero)
 
 
 class GatedLine(Line):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from embedps import kernels
 from embedps.layers.dense import dot_interaction
-from embedps.tables import SGD, FeatureSpec, TableSpec, ops
+from embedps.tables import SGD, FeatureSpec, TableSpec, message_ops, ops
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.ops import RowPart
 from tests.kernels.unit_files import make_input, make_table, write_table
@@ -171,12 +171,12 @@ def test_lookup_and_update_of_no_ids_leave_a_store_as_it_is():
 def test_message_of_parts_without_values_arrives(shape, wire_dtype):
     parts = [tf.zeros(shape), tf.constant(7, tf.int64), tf.zeros(shape)]
     specs = [tf.TensorSpec(p.shape, p.dtype) for p in parts]
-    message = ops.pack(parts, [wire_dtype, tf.int64, wire_dtype])
-    first, number, last = ops.unpack(message, specs)
+    message = message_ops.pack(parts, [wire_dtype, tf.int64, wire_dtype])
+    first, number, last = message_ops.unpack(message, specs)
     assert (first.shape, last.shape) == (tuple(shape), tuple(shape))
     assert number.numpy() == 7
     with pytest.raises(tf.errors.InvalidArgumentError, match="ends within its header"):
-        ops.unpack(message[:0], specs)
+        message_ops.unpack(message[:0], specs)
 
 
 @pytest.mark.parametrize("columns", [{}, {"ids": ()}, {"id_lists": ()}])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedps.tables import ops
+from embedps.tables import ops, part_ops
 
 DIM = 5
 TABLES = 3
@@ -55,7 +55,7 @@ def _merge(
 def test_merged_parts_equal_numpy(num_examples: list[int], counted: bool) -> None:
     random = np.random.default_rng(len(num_examples))
     parts = [_part(random, most_ids=40, counted=counted) for _ in num_examples]
-    merged = ops.merge_rows(parts, tf.constant(num_examples, tf.int64))
+    merged = part_ops.merge_rows(parts, tf.constant(num_examples, tf.int64))
     expected = _merge(parts, num_examples)
     assert merged.splits.numpy().tolist() == [0, *np.cumsum([len(t) for t in expected])]
     assert merged.ids.numpy().tolist() == [i for t in expected for i in t]
@@ -73,11 +73,13 @@ def test_part_without_examples_is_left_out() -> None:
     random = np.random.default_rng(7)
     one = _part(random, most_ids=20, counted=False)
     nothing = one._replace(gradients=tf.fill(one.gradients.shape, float("nan")))
-    merged = ops.merge_rows([nothing, one], tf.constant([0, 9], tf.int64))
+    merged = part_ops.merge_rows([nothing, one], tf.constant([0, 9], tf.int64))
     for found, expected in zip(merged[:3], one[:3], strict=True):
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
     values = tf.constant(random.normal(size=(3, 4)), tf.float32)
-    merged_values = ops.merge_dense([values * float("nan"), values], tf.constant([0, 9], tf.int64))
+    merged_values = part_ops.merge_dense(
+        [values * float("nan"), values], tf.constant([0, 9], tf.int64)
+    )
     np.testing.assert_array_equal(merged_values.numpy(), values.numpy())
 
 
@@ -85,7 +87,7 @@ def test_merged_values_equal_numpy() -> None:
     random = np.random.default_rng(8)
     num_examples = [30, 7, 41]
     values = random.normal(size=(3, 4, 6)).astype(np.float32)
-    merged = ops.merge_dense(list(values), tf.constant(num_examples, tf.int64))
+    merged = part_ops.merge_dense(list(values), tf.constant(num_examples, tf.int64))
     expected = np.zeros((4, 6), np.float32)
     for value, n in zip(values, num_examples, strict=True):
         expected += np.float32(n) / np.float32(78) * value
@@ -97,7 +99,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
 
     def refuses(part: ops.RowPart, what: str, num_examples: Sequence[int] = (1, 1)) -> None:
         with pytest.raises(tf.errors.InvalidArgumentError, match=what):
-            ops.merge_rows([one, part], tf.constant(num_examples, tf.int64))
+            part_ops.merge_rows([one, part], tf.constant(num_examples, tf.int64))
 
     refuses(one._replace(gradients=one.gradients[1:]), r"rank 1: ids, splits and gradients must be")
     refuses(one._replace(gradients=one.gradients[:, 1:]), "must have 3 tables of dim 5")
@@ -107,4 +109,4 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     refuses(one, "must be at least 0 but got -1", [-1, 1])
     refuses(one, r"num_examples must be \[2\]", [1])
     with pytest.raises(tf.errors.InvalidArgumentError, match="those of rank 1 are"):
-        ops.merge_dense([tf.zeros([2]), tf.zeros([3])], tf.constant([1, 1], tf.int64))
+        part_ops.merge_dense([tf.zeros([2]), tf.zeros([3])], tf.constant([1, 1], tf.int64))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedps.tables import ops
+from embedps.tables import ops, step_ops
 from tests.kernels.cancelled import check_cancelled
 
 
@@ -28,7 +28,7 @@ def add(
     dense: Any = (),
 ) -> Any:
     """A part of one table."""
-    return ops.add_part(
+    return step_ops.add_part(
         log,
         number(step + rank),
         num_parts=number(num_parts),
@@ -53,7 +53,7 @@ def counts_of(examples: list[int], absent: list[int]) -> tuple[tf.Tensor, tf.Ten
 
 
 def test_the_last_part_gets_the_weighted_sums_in_order_of_rank():
-    log = ops.step_log(container="test-sums", shared_name="sum")
+    log = step_ops.step_log(container="test-sums", shared_name="sum")
     rng = np.random.default_rng(0)
     ids, rows = ([5, 7], [7, 9, 5], [8]), (4, 2, 3)
     gradients = [rng.standard_normal((len(each), 3)).astype(np.float32) for each in ids]
@@ -96,14 +96,14 @@ def test_the_last_part_gets_the_weighted_sums_in_order_of_rank():
     assert int(whole.merged_dense[1]) == 111
     assert whole.merged_examples[0].numpy().tolist() == [3, 3, 2, 3]
     assert whole.merged_absent[0].numpy().tolist() == [1, 1, 1, 0]
-    assert all(ops.step_is_new(log, number(n)) for n in (30, 31, 32))
-    ops.step_taken(log, whole.is_complete, whole.turn)
-    assert not any(ops.step_is_new(log, number(n)) for n in (30, 31, 32))
-    assert ops.staleness(log).numpy().tolist() == [[0, 0, 1], [1, 0, 1], [2, 0, 1]]
+    assert all(step_ops.step_is_new(log, number(n)) for n in (30, 31, 32))
+    step_ops.step_taken(log, whole.is_complete, whole.turn)
+    assert not any(step_ops.step_is_new(log, number(n)) for n in (30, 31, 32))
+    assert step_ops.staleness(log).numpy().tolist() == [[0, 0, 1], [1, 0, 1], [2, 0, 1]]
 
 
 def test_a_step_whose_attempt_fails_is_applied_by_the_next():
-    log = ops.step_log(container="test-sums", shared_name="fails")
+    log = step_ops.step_log(container="test-sums", shared_name="fails")
     add(log, 0, 0, 2, ids=[1], gradients=[[2.0]])
 
     @tf.function
@@ -111,26 +111,26 @@ def test_a_step_whose_attempt_fails_is_applied_by_the_next():
         found = add(log, 0, 1, 2, ids=[1], gradients=[[4.0]])
         is_complete = tf.cast(found.is_complete, tf.int32)
         with tf.control_dependencies([tf.debugging.assert_less(is_complete, 0)]):
-            ops.step_taken(log, found.is_complete, found.turn)
+            step_ops.step_taken(log, found.is_complete, found.turn)
 
     with pytest.raises(tf.errors.InvalidArgumentError):
         fails()
-    assert ops.step_is_new(log, number(0))
+    assert step_ops.step_is_new(log, number(0))
     found = add(log, 0, 1, 2, ids=[9], gradients=[[9.0]])  # another part than the first attempt's
     assert found.is_complete
     assert found.merged_gradients[0].numpy().tolist() == [[3.0]]
     waiting = threading.Thread(target=add, args=(log, 0, 0, 2), kwargs=PART)
     waiting.start()  # until the turn's end is known
-    ops.step_taken(log, found.is_complete, found.turn)
+    step_ops.step_taken(log, found.is_complete, found.turn)
     waiting.join()
-    assert not ops.step_is_new(log, number(0))
+    assert not step_ops.step_is_new(log, number(0))
 
 
 PART: dict[str, Any] = {"ids": [1], "gradients": [[1.0]]}
 
 
 def test_an_attempt_that_is_cancelled_as_it_waits_leaves_the_turn_to_another():
-    log = ops.step_log(container="test-sums", shared_name="cancelled")
+    log = step_ops.step_log(container="test-sums", shared_name="cancelled")
     holder = add(log, 0, 0, 1, **PART)
     assert holder.is_complete
 
@@ -142,17 +142,17 @@ def test_an_attempt_that_is_cancelled_as_it_waits_leaves_the_turn_to_another():
     del holder  # ends without having applied the step
     again = add(log, 0, 0, 1, **PART)
     assert again.is_complete
-    ops.step_taken(log, again.is_complete, again.turn)
+    step_ops.step_taken(log, again.is_complete, again.turn)
     assert not add(log, 0, 0, 1, **PART).is_complete
 
 
 def test_a_step_begins_once_the_one_before_is_logged():
-    log = ops.step_log(container="test-sums", shared_name="await")
-    assert int(ops.await_step(log, number(0), after=number(-1))) == 0
+    log = step_ops.step_log(container="test-sums", shared_name="await")
+    assert int(step_ops.await_step(log, number(0), after=number(-1))) == 0
     seen: list[int] = []
     begins = [
         threading.Thread(
-            target=lambda: seen.append(int(ops.await_step(log, number(1), after=number(0))))
+            target=lambda: seen.append(int(step_ops.await_step(log, number(1), after=number(0))))
         )
         for _ in range(3)
     ]
@@ -160,23 +160,23 @@ def test_a_step_begins_once_the_one_before_is_logged():
         thread.start()
     found = add(log, 0, 0, 1, **PART)
     assert seen == []
-    ops.step_taken(log, found.is_complete, found.turn)
+    step_ops.step_taken(log, found.is_complete, found.turn)
     for thread in begins:
         thread.join()
     assert seen == [1, 1, 1]
     # A step that is logged has nothing to wait for.
-    assert int(ops.await_step(log, number(0), after=number(99))) == 1
+    assert int(step_ops.await_step(log, number(0), after=number(99))) == 1
 
 
 def test_a_cancelled_wait_ends():
-    log = ops.step_log(container="test-sums", shared_name="await-cancelled")
+    log = step_ops.step_log(container="test-sums", shared_name="await-cancelled")
 
     @tf.function
     def wait() -> tf.Tensor:
-        return ops.await_step(log, number(8), after=number(7))
+        return step_ops.await_step(log, number(8), after=number(7))
 
     check_cancelled(wait)
-    ops.step_applied(log, number(7), worker=number(0), seen=number(0))
+    step_ops.step_applied(log, number(7), worker=number(0), seen=number(0))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_cancelled_wait_ends():
     ],
 )
 def test_parts_that_do_not_fit_are_refused(fields, message):
-    log = ops.step_log(container="test-sums", shared_name=f"refuses-{message}")
+    log = step_ops.step_log(container="test-sums", shared_name=f"refuses-{message}")
     add(log, 0, 0, 2, **PART)
     fields = {"rank": 1, "num_parts": 2, **PART, **fields}
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):

@@ -18,7 +18,7 @@ from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.verify import verify
 from embedps.errors import CorruptCheckpointError, UsageError
 from embedps.storage import file_io
-from embedps.tables import SGD, Chance, FeatureSpec, MinCount, TableSpec, ops
+from embedps.tables import SGD, Chance, FeatureSpec, MinCount, TableSpec, step_ops
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import StoredFile
 from embedps.training.checkpoint_writer import CheckpointWriter
@@ -127,7 +127,7 @@ def test_steps_over_shared_tables_read_admit_and_learn_as_the_twin(tmp_path, nam
 
 def test_repeated_step_counts_once_and_a_step_cut_short_counts_nothing(tmp_path):
     collection = make_collection([counted_table(MinCount(count=4))])
-    log = ops.step_log(container=collection.container, shared_name="steps")
+    log = step_ops.step_log(container=collection.container, shared_name="steps")
 
     def attempt(number: int, *, ends: bool = True) -> None:
         step = tf.constant(number, tf.int64)
@@ -140,10 +140,10 @@ def test_repeated_step_counts_once_and_a_step_cut_short_counts_nothing(tmp_path)
             found.asked[0][0]._replace(gradients=tf.ones([1, DIM])),
             learning_rate=tf.constant(0.5),
             step=step,
-            is_new=ops.step_is_new(log, step),
+            is_new=step_ops.step_is_new(log, step),
         )
         zero = tf.constant(0, tf.int64)
-        ops.step_applied(log, step, worker=zero, seen=zero)
+        step_ops.step_applied(log, step, worker=zero, seen=zero)
 
     for number in (0, 0, 1, 0, 1):
         attempt(number)

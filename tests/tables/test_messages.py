@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedps.tables import ops
+from embedps.tables import message_ops
 
 DTYPES = (tf.float32, tf.bfloat16, tf.int32, tf.int64)
 
@@ -31,7 +31,7 @@ def bits(tensor: tf.Tensor) -> bytes:
 def test_parts_arrive_bit_by_bit(shapes, seed):
     rng = np.random.default_rng(seed)
     parts = [tf.cast(tf.constant(rng.normal(size=s) * 1e4), dtype) for dtype, s in shapes]
-    arrived = ops.unpack(ops.pack(parts), [spec_of(p) for p in parts])
+    arrived = message_ops.unpack(message_ops.pack(parts), [spec_of(p) for p in parts])
     for part, twin in zip(arrived, parts, strict=True):
         assert (part.dtype, part.shape) == (twin.dtype, twin.shape)
         assert bits(part) == bits(twin)
@@ -44,8 +44,8 @@ def test_float32_that_is_sent_as_bfloat16_equals_a_cast(size):
         np.concatenate([special, np.random.default_rng(0).normal(size=size)]), size
     ).astype(np.float32)
     part = tf.constant(values)
-    first, second = ops.unpack(
-        ops.pack([tf.constant(7, tf.int64), part], [tf.int64, tf.bfloat16]),
+    first, second = message_ops.unpack(
+        message_ops.pack([tf.constant(7, tf.int64), part], [tf.int64, tf.bfloat16]),
         [tf.TensorSpec([], tf.int64), tf.TensorSpec([None])],
     )
     assert first.numpy() == 7
@@ -54,8 +54,10 @@ def test_float32_that_is_sent_as_bfloat16_equals_a_cast(size):
 
 def test_parts_of_an_unaligned_message_are_copied():
     parts = [tf.range(5, dtype=tf.int64), tf.constant([[1.5, 2.5]])]
-    message = tf.concat([tf.zeros([3], tf.uint8), ops.pack(parts)], axis=0)[3:]
-    for part, twin in zip(ops.unpack(message, [spec_of(p) for p in parts]), parts, strict=True):
+    message = tf.concat([tf.zeros([3], tf.uint8), message_ops.pack(parts)], axis=0)[3:]
+    for part, twin in zip(
+        message_ops.unpack(message, [spec_of(p) for p in parts]), parts, strict=True
+    ):
         np.testing.assert_array_equal(part, twin)
 
 
@@ -64,12 +66,12 @@ SPECS = tuple(spec_of(p) for p in PARTS)
 
 
 def test_message_cut_anywhere_is_refused():
-    message = ops.pack(PARTS)
+    message = message_ops.pack(PARTS)
     for end in range(message.shape[0]):
         with pytest.raises(tf.errors.InvalidArgumentError, match="EmbedpsUnpack: a message of"):
-            ops.unpack(message[:end], SPECS)
+            message_ops.unpack(message[:end], SPECS)
     with pytest.raises(tf.errors.InvalidArgumentError, match="must end at"):
-        ops.unpack(tf.concat([message, [0]], axis=0), SPECS)
+        message_ops.unpack(tf.concat([message, [0]], axis=0), SPECS)
 
 
 @pytest.mark.parametrize(
@@ -86,20 +88,20 @@ def test_message_cut_anywhere_is_refused():
     ],
 )
 def test_message_with_another_header_is_refused(word, value, match):
-    words = np.frombuffer(bits(ops.pack(PARTS)), np.uint8).copy()
+    words = np.frombuffer(bits(message_ops.pack(PARTS)), np.uint8).copy()
     words[8 * word : 8 * word + 8] = np.frombuffer(np.int64(value).tobytes(), np.uint8)
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?i){match}"):
-        ops.unpack(tf.constant(words), SPECS)
+        message_ops.unpack(tf.constant(words), SPECS)
 
 
 def test_dimension_that_no_message_can_hold_is_refused():
-    words = np.frombuffer(bits(ops.pack(PARTS)), np.uint8).copy()
+    words = np.frombuffer(bits(message_ops.pack(PARTS)), np.uint8).copy()
     words[48:56] = np.frombuffer(np.int64(2**61).tobytes(), np.uint8)
     with pytest.raises(tf.errors.InvalidArgumentError, match="ends within its parts"):
-        ops.unpack(tf.constant(words), [SPECS[0], tf.TensorSpec([None], tf.int64)])
+        message_ops.unpack(tf.constant(words), [SPECS[0], tf.TensorSpec([None], tf.int64)])
 
 
 @pytest.mark.parametrize("wire", [[tf.int32, tf.int64], [tf.float32, tf.int32], [tf.float32]])
 def test_dtype_that_a_part_cannot_be_sent_as_is_refused(wire):
     with pytest.raises(tf.errors.InvalidArgumentError, match="EmbedpsPack"):
-        ops.pack(PARTS, wire)
+        message_ops.pack(PARTS, wire)

@@ -33,7 +33,7 @@ from embedps.engine.steps.interface import (
 )
 from embedps.engine.steps.unit_parts import Step
 from embedps.metrics import Counts
-from embedps.tables import ops
+from embedps.tables import part_ops
 from embedps.tables.activations import Ids
 from embedps.tables.ops import RowPart
 from embedps.tables.padded_rows import add_group, flat_rows, pad, padded_length, width_of
@@ -175,12 +175,12 @@ class CollectiveExchange(ValueExchange[WorkerInputs]):
             self.collection.update_shard(
                 g,
                 self._group.rank,
-                ops.merge_rows(parts, inputs.num_rows),
+                part_ops.merge_rows(parts, inputs.num_rows),
                 learning_rate=inputs.learning_rate,
                 step=inputs.number,
             )
             first += longest[g] * dim
-        own = ops.merge_dense(tf.unstack(got[:, first:], size), inputs.num_rows)
+        own = part_ops.merge_dense(tf.unstack(got[:, first:], size), inputs.num_rows)
         sums = self._group.all_gather(own, key=_SUMS)[:count]
         sums_of = iter(tf.split(sums, [v.shape.num_elements() for v in floats]))
         counts_of = iter(self._sum_exact(exact, inputs.num_rows))

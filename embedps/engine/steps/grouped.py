@@ -33,7 +33,7 @@ import tensorflow as tf
 from embedps.engine.steps.interface import StepParts
 from embedps.engine.steps.servers import Gradients, ServerInputs, StepRequest
 from embedps.engine.steps.summed import SummedExchange, part_of, replaced
-from embedps.tables import group_ops, ops
+from embedps.tables import group_ops, step_ops
 from embedps.tables.group_ops import Group
 from embedps.tables.ops import RowPart
 
@@ -76,7 +76,7 @@ class GroupExchange(SummedExchange):
     def enter_unit(self) -> tf.Tensor:
         """Lets the worker in, in a unit's graph; returns its membership, for `leave_unit`."""
         device, log = self.first_log
-        worker = ops.task_index()
+        worker = step_ops.task_index()
         with tf.device(device):
             backup_workers = tf.constant(self._backup_workers, tf.int64)
             num_closed, member = group_ops.enter_groups(log, worker, backup_workers=backup_workers)
@@ -206,7 +206,7 @@ class DenseGroups(GroupExchange):
     def _enter(self, device: str, request: StepRequest) -> tf.Tensor:
         """Counts the parts of both logs, or of the one that there is."""
         logs = [log[device] for log in (self._logs, self._group_logs) if device in log]
-        return tf.stack([ops.steps_seen(log, request.number) for log in logs])
+        return tf.stack([step_ops.steps_seen(log, request.number) for log in logs])
 
     def _seen(self, request: StepRequest) -> tf.Tensor:
         return super()._seen(request)[-1]

@@ -27,7 +27,7 @@ from embedps.engine.steps.interface import (
 )
 from embedps.engine.steps.unit_parts import Step
 from embedps.metrics import Counts
-from embedps.tables import ops
+from embedps.tables import part_ops
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.ops import RowPart
 
@@ -157,7 +157,7 @@ class ReplicaExchange(ValueExchange[ValueInputs]):
                 self.collection.update_shard(
                     g,
                     shard,
-                    ops.merge_rows([part.rows[g, shard] for part in parts], examples),
+                    part_ops.merge_rows([part.rows[g, shard] for part in parts], examples),
                     learning_rate=inputs.learning_rate,
                     step=inputs.number,
                 )
@@ -173,7 +173,7 @@ class ReplicaExchange(ValueExchange[ValueInputs]):
 def _merge(values: Sequence[tf.Tensor], num_examples: tf.Tensor) -> tf.Tensor:
     """Sums gradients or changes of state over ranks; whole numbers have no weights."""
     if values[0].dtype == tf.float32:
-        return ops.merge_dense(values, num_examples)
+        return part_ops.merge_dense(values, num_examples)
     present = tf.unstack(tf.cast(num_examples > 0, values[0].dtype), len(values))
     return tf.add_n([n * value for n, value in zip(present, values, strict=True)])
 

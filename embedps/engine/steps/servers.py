@@ -27,7 +27,7 @@ from embedps.engine.random_numbers import unseeded
 from embedps.engine.steps.interface import RowGradients, StepParts, ValueExchange, ValueInputs
 from embedps.engine.steps.step_logs import StepLogs
 from embedps.engine.steps.unit_parts import Step, StepPart
-from embedps.tables import ops
+from embedps.tables import message_ops, step_ops
 from embedps.tables.activations import Ids
 from embedps.tables.lookup_result import ShardRows
 from embedps.tables.ops import RowPart
@@ -105,15 +105,17 @@ class RemoteExchange(ValueExchange[ServerInputs]):
         found = self.collection.route(ids, counts=True)
         shards: dict[tuple[int, int], ShardRows] = {}
         sent, read = {}, {}
-        worker = self._step_logs.enter(ops.task_index())
+        worker = self._step_logs.enter(step_ops.task_index())
         scalars = [step.number, step.learning_rate, worker]
         scalars += [tf.stack(step.part)] if self.sends_parts else []
         for device, on_device in self._on.items():
             asked = [found.routed[g].request(shard) for g, shard in on_device]
             request = [*scalars, *(t for each in asked for t in each if t is not None)]
-            message = ops.pack(request)
+            message = message_ops.pack(request)
             with tf.device(device):
-                there = ops.unpack(message, [tf.TensorSpec(r.shape, r.dtype) for r in request])
+                there = message_ops.unpack(
+                    message, [tf.TensorSpec(r.shape, r.dtype) for r in request]
+                )
                 parts = [
                     StepPart(*tf.unstack(t, len(StepPart._fields))) for t in there[3 : len(scalars)]
                 ]
@@ -135,11 +137,11 @@ class RemoteExchange(ValueExchange[ServerInputs]):
                         *self._variables.read(device),
                     ]
                 exact = self._variables.num_exact(device)
-                message = ops.pack(answer, self._wire_dtypes(answer, exact))
+                message = message_ops.pack(answer, self._wire_dtypes(answer, exact))
             specs = [tf.TensorSpec([None, self.collection.groups[g].dim]) for g, _ in on_device]
             num_rates = sum(each.rates is not None for each in rows_there)
             specs += [tf.TensorSpec([None])] * num_rates
-            here = iter(ops.unpack(message, [*specs, *self._variables.specs(device)]))
+            here = iter(message_ops.unpack(message, [*specs, *self._variables.specs(device)]))
             rows = [next(here) for _ in rows_there]
             for at, row, each in zip(on_device, rows, rows_there, strict=True):
                 rate = None if each.rates is None else next(here)
@@ -179,10 +181,10 @@ class RemoteExchange(ValueExchange[ServerInputs]):
                 continue
             exact = self._variables.num_exact(device)
             exact -= sum(part is None for part in parts[len(parts) - exact :])
-            message = ops.pack(known, self._wire_dtypes(known, exact)) if known else None
+            message = message_ops.pack(known, self._wire_dtypes(known, exact)) if known else None
             specs = [tf.TensorSpec(part.shape, part.dtype) for part in known]
             with tf.device(device):
-                arrived = iter(() if message is None else ops.unpack(message, specs))
+                arrived = iter(() if message is None else message_ops.unpack(message, specs))
                 there = [None if part is None else next(arrived) for part in parts]
             rows_there = {
                 at: rows[at]._replace(gradients=gradient)
@@ -196,7 +198,7 @@ class RemoteExchange(ValueExchange[ServerInputs]):
 
     def _enter(self, device: str, request: StepRequest) -> tf.Tensor:
         """Begins a step on a server, the current device; gives how many it had applied before."""
-        return ops.steps_seen(self._logs[device], request.number)
+        return step_ops.steps_seen(self._logs[device], request.number)
 
     def _apply_everywhere(
         self, inputs: ServerInputs, found: Mapping[str, Gradients]
@@ -213,10 +215,10 @@ class RemoteExchange(ValueExchange[ServerInputs]):
 
         Another attempt must apply what is lost half-way.
         """
-        is_new = ops.step_is_new(self._logs[device], request.number)
+        is_new = step_ops.step_is_new(self._logs[device], request.number)
         applied = self._update(device, found, request.learning_rate, request.number, is_new)
         with tf.control_dependencies(applied):
-            return ops.step_applied(
+            return step_ops.step_applied(
                 self._logs[device], request.number, worker=request.worker, seen=request.seen
             )
 

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from embedps.tables import ops
+from embedps.tables import step_ops
 
 Staleness: TypeAlias = dict[int, dict[int, int]]
 """By worker, by staleness, the number of its steps; a step counts once for each server."""
@@ -96,7 +96,7 @@ class StepLogs:
         found: dict[int, list[int | None]] = {}
         for device, log in list(self._shared.items())[:1]:
             with tf.device(device):
-                parts: np.ndarray = ops.open_steps(log).numpy()
+                parts: np.ndarray = step_ops.open_steps(log).numpy()
             for step, _, worker in parts.tolist():
                 found.setdefault(step, []).append(None if worker < 0 else worker)
         return found
@@ -105,7 +105,7 @@ class StepLogs:
         logs = {}
         for device in devices:
             with tf.device(device):
-                logs[device] = ops.step_log(
+                logs[device] = step_ops.step_log(
                     container=self._container, shared_name=f"steps/{uuid.uuid4().hex}"
                 )
         return logs
@@ -116,7 +116,7 @@ class StepLogs:
             return worker
         device, log = self._gate()
         with tf.device(device):
-            entered = ops.step_enter(log, worker, most=self.most_stale)
+            entered = step_ops.step_enter(log, worker, most=self.most_stale)
         with tf.control_dependencies([entered]):
             return tf.identity(worker)
 
@@ -125,7 +125,7 @@ class StepLogs:
         if self.most_stale is not None:
             device, log = self._gate()
             with tf.control_dependencies(applied), tf.device(device):
-                ops.step_leave(log, worker)
+                step_ops.step_leave(log, worker)
 
     def forget(self, workers: Iterable[int]) -> None:
         """Lets no step wait for those of lost workers."""
@@ -134,7 +134,7 @@ class StepLogs:
         for worker in workers if self.most_stale is not None else ():
             device, log = self._gate()
             with tf.device(device):
-                ops.step_leave(log, tf.constant(worker, tf.int64))
+                step_ops.step_leave(log, tf.constant(worker, tf.int64))
 
     def _gate(self) -> tuple[str, tf.Tensor]:
         """Returns the device and the log of the server that has the gate."""
@@ -145,7 +145,7 @@ class StepLogs:
         found: Staleness = {}
         for device, log in self._logs.items():
             with tf.device(device):
-                counts: np.ndarray = ops.staleness(log).numpy()
+                counts: np.ndarray = step_ops.staleness(log).numpy()
             for worker, stale, steps in counts.tolist():
                 of_worker = found.setdefault(worker, {})
                 of_worker[stale] = of_worker.get(stale, 0) + steps

@@ -24,7 +24,7 @@ import tensorflow as tf
 from embedps.engine.steps.interface import StepParts
 from embedps.engine.steps.servers import Gradients, RemoteExchange, StepRequest
 from embedps.engine.steps.unit_parts import StepPart
-from embedps.tables import ops
+from embedps.tables import part_ops, step_ops
 
 
 class SummedExchange(RemoteExchange):
@@ -33,7 +33,7 @@ class SummedExchange(RemoteExchange):
     sends_parts = True
 
     def _part_inputs(self, device: str, found: Gradients) -> dict[str, Any]:
-        """Makes the arguments by which ops take a part; see `ops.add_part`."""
+        """Makes the arguments by which ops take a part; see `step_ops.add_part`."""
         dense = self._variables.summed(device, found.update).values()
         return {
             "rows": [*found.rows.values()],
@@ -63,7 +63,7 @@ class SummedExchange(RemoteExchange):
           after: what must be done before the step counts as applied.
         """
         is_new = merged.is_complete
-        rows = ops.merged_parts(merged, [*found.rows.values()])
+        rows = part_ops.merged_parts(merged, [*found.rows.values()])
         summed = self._variables.summed(device, found.update)
         sums = [
             tf.cast(t, own.dtype)
@@ -74,7 +74,7 @@ class SummedExchange(RemoteExchange):
         )
         applied = self._update(device, total, learning_rate, step, is_new)
         with tf.control_dependencies([*after, *applied]):
-            return ops.step_taken(log, is_new, merged.turn)
+            return step_ops.step_taken(log, is_new, merged.turn)
 
 
 class PartExchange(SummedExchange):
@@ -92,7 +92,7 @@ class PartExchange(SummedExchange):
     ) -> tf.Operation:
         """Adds a part on the current device, a server; applies the sum if that completes it."""
         part = part_of(request)
-        merged = ops.add_part(
+        merged = step_ops.add_part(
             log,
             request.number,
             num_parts=part.num_parts,
@@ -152,7 +152,7 @@ class DenseExchange(PartExchange):
 
 def _await_step(log: tf.Tensor, request: StepRequest) -> tf.Tensor:
     """Waits on the current device, a server, until a part's step may begin."""
-    return ops.await_step(log, request.number, after=part_of(request).after)
+    return step_ops.await_step(log, request.number, after=part_of(request).after)
 
 
 def part_of(request: StepRequest) -> StepPart:

@@ -1,10 +1,10 @@
-"""Requests wait in a bounded queue and are scored in batches, one batch at a time.
+"""Requests wait in a bounded queue and are scored in batches, a few batches at a time.
 
-If nothing else is to do, a request's own thread scores it: two switches of threads less. Otherwise
-a thread scores all that wait. A large request is scored part by part, and in between a batch of the
-others is. So these wait for one part, whatever a request asks for. Whatever changes the model runs
-between two batches, and not between the parts of a request. So a request sees the model before a
-change or after it, never a part of the change.
+If nothing waits and a lane is free, a request's own thread scores it: two switches of threads less.
+Otherwise a lane's thread scores all that wait. A large request is scored part by part, one at a
+time, and in between a batch of the others is. So these wait for one part, whatever a request asks
+for. Whatever changes the model runs while no lane scores, and not between the parts of a request.
+So a request sees the model before a change or after it, never a part of the change.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from embedps.serving.server.tensor_values import Array
 T = TypeVar("T")
 
 _MAX_VALUES_PER_ROW = 64  # of a column of lists in a part, on average
+_LEAST_BESIDE = 8  # rows of a batch beside another: fewer cost less in the next batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,17 +115,19 @@ class Batcher:
         max_waiting: int,
         wait_secs: float,
         on_batch: Callable[[int], None],
+        lanes: int = 1,
     ) -> None:
-        """Starts the thread.
+        """Starts a thread per lane.
 
         Args:
-          score: scores a batch.
+          score: scores a batch; called by as many threads at once as there are lanes.
           max_batch_rows: a batch takes no further request that would give it more rows.
           max_part_rows: a request of more is scored in parts.
           max_waiting: requests that may wait, and half as many that are scored in parts; the next
             one is refused.
           wait_secs: how long a request may wait for others to share its batch.
           on_batch: gets the rows of each batch.
+          lanes: batches that are scored at once; one if requests wait for others.
         """
         self._score = score
         self._max_batch_rows, self._max_waiting = max_batch_rows, max_waiting
@@ -138,10 +141,16 @@ class Batcher:
         self._begun: _Large | None = None
         self._large_is_next = False  # if others wait too
         self._work: deque[tuple[Callable[[], Any], _Pending[Any]]] = deque()
-        self._is_busy = False  # with a batch or a change
+        self._part_is_busy = False  # of the large request that has begun
+        self._lanes = 1 if wait_secs else lanes
+        self._busy = 0  # lanes; a change of the model takes all
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"scoring-{lane}", daemon=True)
+            for lane in range(self._lanes)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def ask(self, request: Request, timeout: float | None = None) -> Answer:
         """Scores a request; returns once its batch is scored.
@@ -160,22 +169,23 @@ class Batcher:
             if self._closed:
                 raise RequestError("UNAVAILABLE", "the server ends")
             self._check_room(is_large)
-            alone = not (is_large or self._is_busy or self._has_work or self._wait_secs)
+            is_free = self._has_lane(request.rows)
+            alone = is_free and not (is_large or self._has_work or self._wait_secs)
             if alone:
-                self._is_busy = True
+                self._busy += 1
             else:
                 (self._large if is_large else self._waiting).append(waiting)
-                if not self._is_busy or self._wait_secs:
+                if is_free or self._wait_secs:
                     self._changed.notify_all()
         if alone:
             try:
                 self._answer([waiting])
             finally:
-                self._rest()
+                self._rest(1)
         return waiting.result(timeout)
 
     def between(self, work: Callable[[], T]) -> T:
-        """Runs something between two batches, before any request that waits.
+        """Runs something while no lane scores, before any request that waits.
 
         Raises:
           RequestError: the batcher is closed.
@@ -189,15 +199,23 @@ class Batcher:
         return pending.result(None)
 
     def close(self) -> None:
-        """Scores what waits, and ends the thread."""
+        """Scores what waits, and ends the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     @property
     def _has_work(self) -> bool:
         return bool(self._waiting or self._large or self._begun or self._work)
+
+    def _has_lane(self, rows: int) -> bool:
+        """Tells whether a lane is free for what waits and a request of so many rows."""
+        if not self._busy or self._part_is_busy:
+            return self._busy < self._lanes
+        rows += sum(each.request.rows for each in self._waiting)
+        return self._busy < self._lanes and rows >= _LEAST_BESIDE
 
     def _is_large(self, request: Request) -> bool:
         most_values = max((len(values) for values, _ in request.lists), default=0)
@@ -217,69 +235,76 @@ class Batcher:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while self._is_busy or not (self._has_work or self._closed):
+                while (turn := self._next_turn()) is None:
+                    if self._closed and not self._has_work:
+                        return
                     self._changed.wait()
-                if not self._has_work:
-                    return
-                self._is_busy = True
-                turn = self._next_turn()
+            lanes, work = turn
             try:
-                turn()
+                work()
             finally:
-                self._rest()
+                self._rest(lanes)
 
-    def _rest(self) -> None:
+    def _rest(self, lanes: int) -> None:
         with self._changed:
-            self._is_busy = False
+            self._busy -= lanes
             if self._has_work or self._closed:
                 self._changed.notify_all()
 
-    def _next_turn(self) -> Callable[[], None]:
-        """Chooses a change of the model, a batch, or a part of a large request."""
-        if self._begun is None and self._work:
+    def _next_turn(self) -> tuple[int, Callable[[], None]] | None:
+        """Takes lanes for a change of the model, a batch, or a part of a large request."""
+        if self._work and self._begun is None:
+            if self._busy:
+                return None
             work = self._work.popleft()
-            return lambda: _run_into(*work)
-        if (self._begun or self._large) and (self._large_is_next or not self._waiting):
+            self._busy = self._lanes
+            return self._lanes, lambda: _run_into(*work)
+        if self._busy == self._lanes:
+            return None
+        has_part = bool(self._begun or self._large) and not self._part_is_busy
+        if has_part and (self._large_is_next or not self._waiting):
             self._large_is_next = False
-            if self._begun is None:
-                waiting = self._large.popleft()
-                self._begun = _Large(
-                    waiting,
-                    split(
-                        waiting.request,
-                        max_rows=self._max_part_rows,
-                        max_values=self._max_part_values,
-                    ),
-                )
-            return self._answer_part
+            self._begun = large = self._begun or self._begin(self._large.popleft())
+            self._part_is_busy = True
+            self._busy += 1
+            return 1, lambda: self._answer_part(large)
+        if not (self._waiting and self._has_lane(0)):
+            return None
         self._large_is_next = True
-        return lambda: self._answer(self._next_batch())
+        self._busy += 1
+        batch = self._next_batch()
+        return 1, lambda: self._answer(batch)
+
+    def _begin(self, waiting: _Waiting) -> _Large:
+        most = {"max_rows": self._max_part_rows, "max_values": self._max_part_values}
+        return _Large(waiting, split(waiting.request, **most))
 
     def _next_batch(self) -> list[_Waiting]:
-        with self._changed:
-            batch = [self._waiting.popleft()]
-            rows = batch[0].request.rows
-            end = time.monotonic() + self._wait_secs
-            while True:
-                if self._waiting:
-                    rows += self._waiting[0].request.rows
-                    if rows > self._max_batch_rows:
-                        break
-                    batch.append(self._waiting.popleft())
-                    continue
-                left = end - time.monotonic()
-                if left <= 0 or self._closed or self._has_work or rows >= self._max_batch_rows:
+        """Takes requests that share a batch; waits for more, if that was asked for."""
+        batch = [self._waiting.popleft()]
+        rows = batch[0].request.rows
+        end = time.monotonic() + self._wait_secs
+        while True:
+            if self._waiting:
+                rows += self._waiting[0].request.rows
+                if rows > self._max_batch_rows:
                     break
-                self._changed.wait(left)
+                batch.append(self._waiting.popleft())
+                continue
+            left = end - time.monotonic()
+            if left <= 0 or self._closed or self._has_work or rows >= self._max_batch_rows:
+                break
+            self._changed.wait(left)
         return batch
 
-    def _answer_part(self) -> None:
-        if (large := self._begun) is not None:
-            rows = large.answer_part(self._score)
+    def _answer_part(self, large: _Large) -> None:
+        rows = large.answer_part(self._score)
+        with self._changed:
+            self._part_is_busy = False
             if large.has_ended:
                 self._begun = None
-            if rows:
-                self._on_batch(rows)
+        if rows:
+            self._on_batch(rows)
 
     def _answer(self, batch: Sequence[_Waiting]) -> None:
         kept = []

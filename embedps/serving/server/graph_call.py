@@ -1,7 +1,9 @@
-"""Calls a graph: small batches by the calling thread alone."""
+"""Calls a graph: by the calling thread alone, if others would gain nothing."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +25,9 @@ class GraphCall:
         self._function = function  # which frees the graph when it goes
         self._captured = function.captured_inputs
         self._dtypes = [each.dtype for each in function.function_type.flat_outputs]
+        self._cores = len(os.sched_getaffinity(0))
+        self._lock = threading.Lock()
+        self._running = 0  # calls; guarded by the lock
         self._may_run_alone = True
         try:
             self(small, rows=1)
@@ -30,14 +35,27 @@ class GraphCall:
             self._may_run_alone = False
 
     def __call__(self, arguments: Sequence[Any], *, rows: int) -> Any:
-        """Calls it.
+        """Calls it; thread-safe.
+
+        A call gets one thread if its batch is small, or if there are cores for one each only.
 
         Args:
           arguments: of the function.
           rows: of the batch.
         """
         tensors = [*map(tf.constant, arguments), *self._captured]
-        if rows > _MAX_ROWS_ALONE or not self._may_run_alone:
+        with self._lock:
+            self._running += 1
+            is_full = 2 * self._running > self._cores
+        try:
+            is_alone = self._may_run_alone and (is_full or rows <= _MAX_ROWS_ALONE)
+            return self._run(tensors, is_alone)
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _run(self, tensors: Sequence[Any], is_alone: bool) -> Any:
+        if not is_alone:
             # The function's own call would bind the arguments to its signature first.
             return self._function.inference_fn.call_preflattened(tensors)
         # TensorFlow runs an operation in the thread that asks, and a function in another.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from embedps.serving.unknown_queries import UNKNOWN
 T = TypeVar("T")
 
 _POLL_SECS = 0.05
+_MAX_LANES = 4  # more would wait for the interpreter
 _FIRST_RETRY_SECS, _LAST_RETRY_SECS = 1.0, 60.0  # of a manifest that failed
 
 
@@ -114,7 +116,7 @@ class ServedModel:
         self._standing = self._stand(0.0, 0)
         _settle()
 
-        def batcher(answer: Callable[[Request], Answer]) -> Batcher:
+        def batcher(answer: Callable[[Request], Answer], lanes: int = 1) -> Batcher:
             return Batcher(
                 answer,
                 max_batch_rows=batching.batch_size,
@@ -122,9 +124,11 @@ class ServedModel:
                 max_waiting=batching.max_waiting,
                 wait_secs=batching.batch_wait_ms / 1000,
                 on_batch=on_batch,
+                lanes=lanes,
             )
 
-        self._batcher = batcher(lambda request: self._model.score(request))
+        lanes = min(len(os.sched_getaffinity(0)), _MAX_LANES)
+        self._batcher = batcher(lambda request: self._model.score(request), lanes)
         # Of their own: a search takes longer than scores, which would wait for it.
         self._ranker: Batcher | None = None
         self._encoder: Batcher | None = None

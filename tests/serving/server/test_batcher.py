@@ -58,7 +58,7 @@ def batching(**options: Any) -> Iterator[tuple[Doubling, Batcher, ThreadPoolExec
 def ask_while_busy(pool: ThreadPoolExecutor, batcher: Batcher, *requests: Request) -> list[Any]:
     """Asks one after the other, and returns once the first is scored and the others wait."""
     asked = [pool.submit(batcher.ask, requests[0])]
-    until(lambda: batcher._is_busy)
+    until(lambda: batcher._busy)
     for count, request in enumerate(requests[1:], 1):
         asked.append(pool.submit(batcher.ask, request))
         until(lambda n=count: len(batcher._waiting) + len(batcher._large) == n)
@@ -187,3 +187,79 @@ def test_a_part_that_fails_or_comes_too_late_ends_its_request() -> None:
             batcher.ask(make_request(*range(10)), timeout=0.01)
         score.may_go.set()
     assert score.rows in ([], [4])  # whether it had begun by then
+
+
+def test_lanes_score_at_once_and_a_change_waits_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("embedps.serving.server.batcher._LEAST_BESIDE", 2)
+    with batching(lanes=2) as (score, batcher, pool):
+        two = [pool.submit(batcher.ask, make_request(n, n)) for n in (1, 2)]
+        until(lambda: len(score.batches) == 2)  # neither has ended
+        changed = pool.submit(batcher.between, lambda: len(score.batches))
+        until(lambda: bool(batcher._work))
+        third = pool.submit(batcher.ask, make_request(3))
+        until(lambda: bool(batcher._waiting))
+        score.may_go.set()
+        assert changed.result() == 2  # the third came after the change
+        assert [each.result().outputs["score"].tolist() for each in two] == [[2, 2], [4, 4]]
+        assert third.result().outputs["score"].tolist() == [6]
+
+
+def test_one_part_of_a_large_request_at_a_time_beside_others() -> None:
+    with batching(lanes=2) as (score, batcher, pool):
+        large = pool.submit(batcher.ask, make_request(*range(9)))
+        until(lambda: score.rows == [4])
+        small = pool.submit(batcher.ask, make_request(1))
+        until(lambda: len(score.rows) == 2)
+        assert sorted(score.rows) == [1, 4]  # and not its next part
+        score.may_go.set()
+        assert small.result().outputs["score"].tolist() == [2]
+        assert large.result().outputs["score"].tolist() == [2 * n for n in range(9)]
+
+
+def test_random_requests_and_changes_see_one_model_each() -> None:
+    """Each answer is of one number, while changes come: no lane scores during a change."""
+    inside, numbers = [0], [1]
+    lock = threading.Lock()
+
+    def score(request: Request) -> Answer:
+        with lock:
+            inside[0] += 1
+        number = numbers[0]
+        outputs = {"score": request.floats[0] * number}
+        with lock:
+            inside[0] -= 1
+        return Answer(number=number, outputs=outputs)
+
+    def change() -> None:
+        assert inside[0] == 0
+        numbers[0] += 1
+
+    options: dict[str, Any] = {"max_batch_rows": 8, "max_part_rows": 4, "max_waiting": 64}
+    batcher = Batcher(score, wait_secs=0.0, on_batch=lambda _: None, lanes=3, **options)
+
+    def ask(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for _ in range(200):
+            values = random.integers(1, 9, random.integers(1, 12)).astype(np.float32)
+            answer = batcher.ask(make_request(*values))
+            assert answer.outputs["score"].tolist() == (values * answer.number).tolist()
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask, seed) for seed in range(7)]
+        for _ in range(50):
+            batcher.between(change)
+        for each in asking:
+            each.result()
+    batcher.close()
+    assert numbers[0] == 51
+
+
+def test_few_rows_wait_for_the_batch_under_way() -> None:
+    with batching(lanes=2, max_waiting=9) as (score, batcher, pool):
+        asked = ask_while_busy(pool, batcher, *(make_request(n) for n in (1, 2, 3)))
+        score.may_go.set()
+        for each in asked:
+            each.result()
+    assert score.batches == [[1], [2, 3]]

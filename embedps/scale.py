@@ -1,7 +1,9 @@
-"""Gives a run that trains more workers or fewer: `embedps scale MODEL_DIR --workers 4`.
+"""Gives a run that trains other numbers of tasks: `embedps scale MODEL_DIR --workers 4 --ps 3`.
 
-The run goes on meanwhile. Workers that come get units; those that leave end their unit first. It
-must be of a local cluster (--num-ps), without --sync. On a cluster of TF_CONFIG, start or stop
+It must be of a local cluster (--num-ps). With other workers alone it goes on meanwhile: those that
+come get units, those that leave end their unit first. With other parameter servers, or with --sync,
+it ends the units that it has begun, saves a checkpoint and goes on with other processes: it pauses
+for seconds, loses nothing, and says for how long. On a cluster of TF_CONFIG, start or stop
 workers that it names instead.
 """
 
@@ -25,13 +27,16 @@ from embedps.storage.object_store import as_path
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScaleConfig:
-    """Which run is to have how many workers."""
+    """Which run is to have how many parameter servers and workers."""
 
     directory: str = option(
         dataclasses.MISSING, "a path, or an s3:// or gs:// URL", metavar="DIR", positional=True
     )
-    workers: int = option(
-        dataclasses.MISSING, "how many workers it has from now on", least=1, most=MAX_LOCAL_TASKS
+    workers: int | None = option(
+        None, "how many workers it has from now on", least=1, most=MAX_LOCAL_TASKS
+    )
+    ps: int | None = option(
+        None, "how many parameter servers it has from now on", least=1, most=MAX_LOCAL_TASKS
     )
     wait_secs: float = option(
         60.0, "longest wait for its answer in seconds", above=0, most=MAX_SECS
@@ -39,10 +44,12 @@ class ScaleConfig:
 
     def __post_init__(self) -> None:
         config_fields.check(self)
+        if self.workers is None and self.ps is None:
+            raise UsageError("give --workers, --ps or both: what the run is to have from now on")
 
 
 def scale(config: ScaleConfig) -> str:
-    """Asks a run for another number of workers; returns its answer.
+    """Asks a run for other numbers of tasks; returns its answer.
 
     Raises:
       UsageError: no run trains there, or it refuses.
@@ -53,8 +60,12 @@ def scale(config: ScaleConfig) -> str:
         raise UsageError(f"no run trains in {model_dir}: give the --model-dir of one")
     if store_of(model_dir).has_locks and (held := FileLock(lock)).acquire():
         held.release()
-        raise UsageError(f"no run trains in {model_dir} now: --num-workers says how it begins")
-    return scale_file.ask(model_dir, config.workers, wait_secs=config.wait_secs)
+        raise UsageError(
+            f"no run trains in {model_dir} now: --num-ps and --num-workers say how it begins"
+        )
+    return scale_file.ask(
+        model_dir, servers=config.ps, workers=config.workers, wait_secs=config.wait_secs
+    )
 
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.scale") -> int:

@@ -47,6 +47,12 @@ class CoordinatorCluster(Cluster):
 
     place: Place = "servers"
     shares_machine = False
+    why_fixed = (
+        "who starts the tasks of TF_CONFIG scales them: with --min-workers, workers that it names "
+        "may come and go (on Kubernetes, the replicas of StatefulSet worker); for other parameter "
+        "servers, stop the run and start all tasks with another TF_CONFIG: it goes on from its "
+        "checkpoint"
+    )
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ def make_cluster(
     config: TrainConfig,
     *,
     on_lost: Callable[[ClusterError], None],
+    num_ps: int | None = None,
     num_workers: int | None = None,
 ) -> Cluster:
     """Makes the cluster of a run.
@@ -32,6 +33,7 @@ def make_cluster(
     Args:
       config: of the run; if TF_CONFIG is set, it names the servers.
       on_lost: called on another thread if the cluster cannot continue.
+      num_ps: parameter servers of a local cluster, other than the config's.
       num_workers: of a local cluster, other than the config's.
 
     Raises:
@@ -45,7 +47,7 @@ def make_cluster(
         return _join(config, task, on_lost)
     if asked.num_ps:
         return LocalCluster(
-            num_ps=asked.num_ps,
+            num_ps=num_ps or asked.num_ps,
             num_workers=num_workers or asked.num_workers,
             num_shards=asked.num_shards,
             log_dir=local_dir(as_path(config.model_dir)) / "logs",

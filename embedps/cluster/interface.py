@@ -93,7 +93,7 @@ class Cluster(abc.ABC):
     Attributes:
       place: where tables and variables are.
       leads: whether this process has the ledger; others do their part of what it tells them.
-      scales: whether `scale` gives it more workers or fewer.
+      why_fixed: why `scale` refuses, and what to do instead; empty if it does not.
       step_workers: the workers, if they exchange by collectives.
       shares_machine: whether all tables are on this machine.
       strategy: its `run` calls a step.
@@ -107,7 +107,10 @@ class Cluster(abc.ABC):
 
     place: Place
     leads: bool = True
-    scales: bool = False
+    why_fixed: str = (
+        "only a local cluster (--num-ps) gets other tasks while it trains: stop the run, and run "
+        "it again as it is to be"
+    )
     step_workers: StepWorkers | None = None
     shares_machine: bool = True
     strategy: tf.distribute.Strategy
@@ -132,7 +135,7 @@ class Cluster(abc.ABC):
         Raises:
           UsageError: this cluster cannot.
         """
-        raise UsageError("only a local cluster's workers can be more or fewer: run with --num-ps")
+        raise UsageError(self.why_fixed)
 
     def news(self) -> list[str]:
         """Returns lines, since the last call: which workers joined or left."""

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -32,7 +33,7 @@ class LocalCluster(CoordinatorCluster):
     """
 
     shares_machine = True
-    scales = True
+    why_fixed = ""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class LocalCluster(CoordinatorCluster):
         server_timeout_secs: float = ClusterConfig.server_timeout_secs,
         wait_secs: float = ClusterConfig.wait_secs,
         on_lost: Callable[[ClusterError], None] | None = None,
+        processes: LocalProcesses | None = None,
     ) -> None:
         """Starts the processes and connects to them.
 
@@ -59,6 +61,7 @@ class LocalCluster(CoordinatorCluster):
           wait_secs: the longest wait for the servers to start; later, the cluster is lost if no
             unit ends for this long.
           on_lost: as `call_on_loss` takes it.
+          processes: which were started already, by `prepare`; they say how many tasks there are.
 
         Raises:
           ClusterError: a process did not start.
@@ -67,12 +70,20 @@ class LocalCluster(CoordinatorCluster):
         self._lost: ClusterError | None = None
         self._call_on_loss = on_lost
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        if log_dir is None:
+        if log_dir is None and processes is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="embedps-logs-")
             log_dir = self._temporary.name
-        self.processes = LocalProcesses(
-            num_ps=num_ps, num_workers=num_workers, log_dir=Path(log_dir), grace_secs=grace_secs
+        self.processes = processes or LocalProcesses(
+            num_ps=num_ps,
+            num_workers=num_workers,
+            log_dir=Path(log_dir or ""),
+            grace_secs=grace_secs,
         )
+        self._made_with: dict[str, Any] = {
+            "num_shards": num_shards,
+            "server_timeout_secs": server_timeout_secs,
+            "wait_secs": wait_secs,
+        }
         try:
             self.processes.wait_until_serving(wait_secs)
             self.processes.watch(self._note_loss)
@@ -126,6 +137,34 @@ class LocalCluster(CoordinatorCluster):
                 f"a local cluster has 1 to {MAX_LOCAL_TASKS} workers but was to get {num_workers}"
             )
         self.processes.scale(num_workers)
+
+    def prepare(self, *, num_ps: int, num_workers: int) -> LocalProcesses:
+        """Starts the processes of a cluster that is to take this one's place, which goes on.
+
+        Raises:
+          UsageError: there cannot be so many.
+        """
+        for what, count in (("parameter servers", num_ps), ("workers", num_workers)):
+            if not 1 <= count <= MAX_LOCAL_TASKS:
+                raise UsageError(
+                    f"a local cluster has 1 to {MAX_LOCAL_TASKS} {what} but was to get {count}"
+                )
+        return self.processes.successor(num_ps=num_ps, num_workers=num_workers)
+
+    def replaced_by(self, processes: LocalProcesses) -> LocalCluster:
+        """Ends these processes; connects to those that `prepare` started, which must serve.
+
+        What was made on this cluster is gone. This thread must be the only one that uses it.
+
+        Raises:
+          ClusterError: a process is lost.
+        """
+        with self._loss_lock:
+            on_lost = self._call_on_loss
+        with tf_logging.native_stderr_dropped():  # of those that end
+            super().close()
+            processes.restarts += self.processes.restarts
+            return LocalCluster(**self._made_with, processes=processes, on_lost=on_lost)
 
     def close(self) -> None:
         """Ends the processes.

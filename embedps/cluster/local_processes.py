@@ -26,7 +26,14 @@ class LocalProcesses:
     A process also ends with the thread that started it: that is the operating system's rule.
     """
 
-    def __init__(self, *, num_ps: int, num_workers: int, log_dir: Path, grace_secs: float) -> None:
+    def __init__(
+        self,
+        *,
+        num_ps: int,
+        num_workers: int,
+        log_dir: Path,
+        grace_secs: float,
+    ) -> None:
         """Starts the processes; their output goes to LOG_DIR/<job>-<index>.log."""
         log_dir.mkdir(parents=True, exist_ok=True)
         ports = _free_ports(num_ps + num_workers + 1)
@@ -58,6 +65,15 @@ class LocalProcesses:
         for job, count in (("ps", num_ps), ("worker", num_workers)):
             for index in range(count):
                 self._start((job, index))
+
+    def successor(self, *, num_ps: int, num_workers: int) -> LocalProcesses:
+        """Starts the processes of another cluster of this client, beside these."""
+        return LocalProcesses(
+            num_ps=num_ps,
+            num_workers=num_workers,
+            log_dir=self._log_dir,
+            grace_secs=self._grace_secs,
+        )
 
     def pid(self, job: str, index: int) -> int:
         """Returns the process id of a task."""

@@ -25,6 +25,7 @@ from embedps.errors import ClusterError, ServerLostError
 from embedps.kernels.tasks import check_task
 
 _TICK_SECS = 0.1
+_CLOSE_SECS = 5.0  # TensorFlow's wait for a task that hangs has no end
 
 
 class Membership:
@@ -136,10 +137,12 @@ class Membership:
             raise ServerLostError(f"TensorFlow did not take it within {secs:.0f} s") from None
 
     def close(self) -> None:
-        """Ends all waits."""
+        """Ends all waits; TensorFlow is told nothing more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if self._updating.acquire(timeout=_CLOSE_SECS):
+            self._updating.release()
 
     def _keep_up(self) -> None:
         use_own_executor()
@@ -160,6 +163,8 @@ class Membership:
                 joining = {w for w in serving & self._places.keys() if w not in self._numbers}
                 places = {w: self._places[w] for w in {*self._numbers, *joining}}
                 if not joining or silent & self._numbers.keys():  # TensorFlow would wait for it
+                    return
+                if self._closed:
                     return
             definition = self._with_workers(places)
             try:

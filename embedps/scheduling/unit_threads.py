@@ -112,9 +112,10 @@ class UnitThreads(abc.ABC):
         self._on_failure = on_failure
         self._on_death = on_death
         self._order = threading.Lock()
-        self._lock = threading.Lock()  # guards the five below
+        self._lock = threading.Lock()  # guards the six below
         self._error: BaseException | None = None
         self._stopped_at: float | None = None
+        self._drains = False
         self._in_progress: list[UnitInProgress] = []  # in the order in which they were handed out
         self._rows_done = 0
         self._secs_done = 0.0
@@ -174,6 +175,12 @@ class UnitThreads(abc.ABC):
     def end(self) -> None:
         """Stops beginning units."""
         self._ending.set()
+
+    def drain(self) -> None:
+        """Stops beginning units; those in progress have all the time that they need."""
+        with self._lock:
+            self._drains = True
+        self.end()
 
     @property
     def _is_stopped(self) -> bool:
@@ -295,6 +302,8 @@ class UnitThreads(abc.ABC):
         with self._lock:
             if self._error is not None:
                 return True
+            if self._drains and self._stopped_at is None and not self._stop.is_set():
+                return False
             if self._stopped_at is None:
                 self._stopped_at = now
             return now - self._stopped_at >= self._finish_secs  # both are infinite once abandoned

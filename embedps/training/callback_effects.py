@@ -46,6 +46,11 @@ class CallbackEffects:
             self._set_dense_rate(factor * self.rate_factor)
         return factor * self.rate_factor
 
+    def follow(self, set_dense_rate: Callable[[float], Any]) -> None:
+        """Takes what sets the rate of a network that was made anew."""
+        self._set_dense_rate = set_dense_rate
+        self.set_rate_again()
+
     def set_rate_again(self) -> None:
         """Sets the network's learning rate once more: the variable that had it was lost."""
         self._set_dense_rate(self._scheduled * self.rate_factor)

@@ -62,6 +62,10 @@ class CheckpointSchedule:
         """Tells for how long a save has been tried that is not committed; 0 if all are."""
         return self._failing.secs
 
+    def problem(self) -> str:
+        """Tells why the last save failed; empty if it did not."""
+        return self._failing.problem
+
     def wait(self, secs: float) -> None:
         """Waits until the save under way has ended, for `secs` at most."""
         if self._under_way is not None:

@@ -21,11 +21,13 @@ class LostProgress:
       examples: examples visited since then.
       set_aside: how many units were set aside by then, because who trained them died.
       workers: how many a local cluster had, which `embedps scale` may have changed.
+      servers: how many parameter servers it had, in the same way.
       fruitless: losses in a row, this one included, without a new checkpoint or a unit set aside.
       in_place: only the lost server goes back to the checkpoint; the client and others go on.
       served_secs: until it served again, and what was under way had ended.
       restored_secs: from then on until it had what the checkpoint has.
       earlier: records of the recoveries before.
+      scalings: records of what `embedps scale` changed before.
     """
 
     why: str
@@ -36,11 +38,13 @@ class LostProgress:
     examples: int
     set_aside: int = 0
     workers: int | None = None
+    servers: int | None = None
     fruitless: int = 1
     in_place: bool = False
     served_secs: float | None = None
     restored_secs: float | None = None
     earlier: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    scalings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def record(self, secs: float | None) -> dict[str, Any]:
         """Makes the record for summary.json; `secs` is the time to the end of the first unit."""

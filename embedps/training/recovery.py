@@ -68,8 +68,9 @@ class Recovery:
         unsaved: dict[str, Any] = {"units": 0, "steps": 0, "examples": 0}
         unsaved["checkpoint"] = self._before.checkpoint if self._before else None
         unsaved["set_aside"] = self._before.set_aside if self._before else 0
-        unsaved["workers"] = self._before.workers if self._before else None
         if self._before is not None:
+            unsaved["workers"], unsaved["servers"] = self._before.workers, self._before.servers
+            unsaved["scalings"] = self._before.scalings
             unsaved["earlier"] = [*self._before.earlier, self._before.record(None)]
         if trainer is not None:
             unsaved = trainer.unsaved()

@@ -21,25 +21,27 @@ from embedps.scheduling.ledger import Ledger
 
 
 class RunScoring:
-    """Scores a run as its config asks for."""
+    """Scores a run as its config asks for.
+
+    Attributes:
+      inline: scores on the workers; None if the config asks for another way.
+    """
 
     def __init__(
         self,
         run: RunConfig,
         recommender: Recommender,
         directory: CheckpointDirectory,
-        inline: InlineEvaluation | None,
     ) -> None:
         """Scores nothing yet.
 
         Args:
           run: its configs.
-          inline: scores on the workers; None if the config asks for another way.
         """
         self._run = run
         self._recommender = recommender
         self._directory = directory
-        self.inline = inline
+        self.inline: InlineEvaluation | None = None
         self._sidecar: Sidecar | None = None
 
     @property

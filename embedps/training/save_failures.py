@@ -42,6 +42,9 @@ class SaveFailures:
     """Tracks how long saves have failed or hung, and says so.
 
     The time counts from the start of the first save that was not committed.
+
+    Attributes:
+      problem: why the last save failed; empty if it did not.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class SaveFailures:
         self.since: float | None = None
         self._since_text = ""
         self._told: float | None = None
-        self._problem = ""
+        self.problem = ""
 
     @property
     def secs(self) -> float:
@@ -83,7 +86,7 @@ class SaveFailures:
         if self._told is not None and self.since is not None:
             self._say(f"checkpoints are written again, after {self._clock() - self.since:.0f} s")
         self.since = self._told = None
-        self._problem = ""
+        self.problem = ""
 
     def failed(self, error: CheckpointError) -> None:
         """Notes that the save failed.
@@ -94,7 +97,7 @@ class SaveFailures:
         """
         if isinstance(error, DirectoryTakenError):
             raise error
-        self._problem = str(error)
+        self.problem = str(error)
         self.check()
 
     @property
@@ -111,8 +114,8 @@ class SaveFailures:
         if self.since is None:
             return
         now, secs = self._clock(), self.secs
-        hangs = not self._problem
-        problem = self._problem or "the save that was begun then has not ended"
+        hangs = not self.problem
+        problem = self.problem or "the save that was begun then has not ended"
         if secs >= self._max_secs:
             raise CheckpointsStalledError(
                 f"no checkpoint could be written since {self._since_text}, {secs:.0f} s, which is "

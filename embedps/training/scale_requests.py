@@ -1,45 +1,169 @@
-"""Does what `embedps scale` asks of a run."""
+"""Does what `embedps scale` asks of a run.
+
+Workers of a local cluster come and go while it trains. With other parameter servers, or workers in
+step, another cluster takes its place: its processes are started while the run trains. Once they
+serve, the run ends what it has begun and saves a checkpoint, which the other cluster restores. This
+process lives on, and TensorFlow in it.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 from embedps.cluster.interface import Cluster
-from embedps.errors import UsageError
+from embedps.cluster.local_cluster import LocalCluster
+from embedps.cluster.local_processes import LocalProcesses
+from embedps.errors import ClusterError, UsageError
 from embedps.run import scale_file
 from embedps.run.cluster_config import STALE_STEPS, ClusterConfig
+from embedps.storage.object_store import is_local
+from embedps.training.save_failures import in_background
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterChange:
+    """Another cluster that takes the place of a run's.
+
+    Attributes:
+      token: of who asked for it.
+      servers: how many parameter servers there are before and after it.
+      workers: the same of workers.
+      processes: of the other cluster; they run.
+      serving: done once they serve, or with the error by which they do not.
+    """
+
+    token: str
+    servers: tuple[int, int]
+    workers: tuple[int, int]
+    processes: LocalProcesses
+    serving: concurrent.futures.Future[None]
+
+    def describe(self) -> str:
+        """Names the tasks after and before it."""
+        (ps, new_ps), (workers, new_workers) = self.servers, self.workers
+        return (
+            f"{_count(new_ps, 'parameter server')} and {_count(new_workers, 'worker')} instead of "
+            f"{ps} and {workers}"
+        )
 
 
 class ScaleRequests:
-    """Takes requests for more workers or fewer, and answers them."""
+    """Takes requests for other numbers of tasks, and answers them.
 
-    def __init__(self, model_dir: Path, config: ClusterConfig, cluster: Cluster) -> None:
-        """Takes none yet; a request that is there already was to an earlier run."""
+    Attributes:
+      save_problem: tells why the last save failed; empty if it did not.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        config: ClusterConfig,
+        cluster: Cluster,
+        *,
+        own: LocalCluster | None,
+    ) -> None:
+        """Takes none yet; a request that is there already was to an earlier run.
+
+        Args:
+          own: the same cluster, if another may take its place.
+        """
         self._model_dir = model_dir
         self._config = config
         self._cluster = cluster
-        if cluster.scales:
+        self._own = own
+        self.save_problem: Callable[[], str] = lambda: ""
+        self._change: ClusterChange | None = None
+        self._cluster_is_in_place = False  # of the change, which is done with a first unit
+        # Each look at an object store is paid for, so who refuses all does not look.
+        self._looks = not cluster.why_fixed or is_local(model_dir)
+        if self._looks:
             scale_file.take(model_dir)
+
+    @property
+    def due(self) -> ClusterChange | None:
+        """The change whose cluster serves: the run should end what it has begun."""
+        change = self._change
+        if change is None or self._cluster_is_in_place or not change.serving.done():
+            return None
+        return None if change.serving.exception() else change
+
+    def follow(self, cluster: LocalCluster) -> None:
+        """Takes that the other cluster is in place."""
+        self._cluster = self._own = cluster
+        self._cluster_is_in_place = True
+
+    def done(self, said: str) -> None:
+        """Takes that the other cluster trains; tells who asked for it."""
+        if self._change is not None:
+            scale_file.answer(self._model_dir, self._change.token, said=said)
+        self._change, self._cluster_is_in_place = None, False
+
+    def drop(self, why: str) -> None:
+        """Ends the processes of a change that was not done, if there is one, and says why."""
+        change, self._change = self._change, None
+        if change is not None:
+            change.processes.close()
+            scale_file.answer(self._model_dir, change.token, refused=why)
 
     def poll(self) -> list[str]:
         """Does what is asked for; returns lines that say so."""
-        if not self._cluster.scales:
-            return []
-        asked = scale_file.take(self._model_dir)
+        news = []
+        change = self._change
+        if change is not None and change.serving.done() and (cause := change.serving.exception()):
+            news.append(f"goes on as it is, without {change.describe()}: {cause}")
+            self.drop(str(cause))
+        asked = scale_file.take(self._model_dir) if self._looks else None
         if asked is None:
-            return []
-        token, workers = asked
+            return news
         try:
-            if self._config.is_in_step:
-                raise UsageError(
-                    f"a run with --sync {self._config.sync} keeps its workers, of which each has a "
-                    "part of a step: stop it, and run it again with another --num-workers"
-                )
-            self._cluster.scale(workers)
-        except UsageError as error:
-            scale_file.answer(self._model_dir, token, refused=str(error))
-            return []
-        said = f"the run has {workers} workers from now on"
+            said = self._begin(asked)
+        except (UsageError, ClusterError) as error:
+            scale_file.answer(self._model_dir, asked.token, refused=str(error))
+            return news
+        return [*news, said]
+
+    def _begin(self, asked: scale_file.ScaleRequest) -> str:
+        """Begins what was asked for, and answers if nothing follows; returns what to say."""
+        cluster = self._cluster
+        if cluster.why_fixed:
+            raise UsageError(cluster.why_fixed)
+        if self._change is not None:
+            raise UsageError(f"{self._change.describe()} were asked for just now: wait for them")
+        servers = asked.servers or cluster.num_ps
+        workers = asked.workers or cluster.num_workers
+        in_step = self._config.is_in_step and workers != cluster.num_workers
+        if servers == cluster.num_ps and not in_step:
+            said = self._scale_workers(workers)
+            scale_file.answer(self._model_dir, asked.token, said=said)
+            return said
+        if self._own is None:
+            raise UsageError(
+                "the program that trains made the cluster, which only it can replace: let the run "
+                "end, and train again on another"
+            )
+        if problem := self.save_problem():
+            raise UsageError(
+                f"other servers restore a checkpoint, and the last one failed: {problem}: ask "
+                "again once one is written"
+            )
+        self._config.parts_needed(workers)
+        processes = self._own.prepare(num_ps=servers, num_workers=workers)
+        self._change = ClusterChange(
+            token=asked.token,
+            servers=(cluster.num_ps, servers),
+            workers=(cluster.num_workers, workers),
+            processes=processes,
+            serving=in_background(lambda: processes.wait_until_serving(self._config.wait_secs)),
+        )
+        return f"is to have {self._change.describe()}: ends what it has begun once they serve"
+
+    def _scale_workers(self, workers: int) -> str:
+        """Has other workers while the run goes on; returns what to say."""
+        self._cluster.scale(workers)
+        said = f"the run has {_count(workers, 'worker')} from now on"
         begun_with = self._config.num_workers
         is_bounded = self._config.staleness_bound(begun_with) is not None
         if workers > STALE_STEPS and not is_bounded:
@@ -47,5 +171,8 @@ class ScaleRequests:
                 "; begun with fewer, it has no bound of stale steps, which lose accuracy: begin it "
                 f"with --max-staleness-steps {STALE_STEPS - 1}"
             )
-        scale_file.answer(self._model_dir, token, said=said)
-        return [said]
+        return said
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number > 1)}"

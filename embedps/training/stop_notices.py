@@ -30,6 +30,11 @@ class StopNotices:
         self._noticed: Set[TaskId] = frozenset()
         self._leaving: set[TaskId] = set()
 
+    def follow(self, cluster: Cluster) -> None:
+        """Takes that another cluster serves in place of the one before."""
+        self._cluster = cluster
+        self.forget_servers()
+
     def end(self) -> None:
         """Takes a signal."""
         self.told_to_end = True

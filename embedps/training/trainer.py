@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ import tensorflow as tf
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.factory import check_cluster, make_cluster
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.console import tf_logging
 from embedps.console.lines import log_as
 from embedps.console.shutdown import end_process, shutdown_signals
@@ -50,9 +52,11 @@ from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import SavedCheckpoint
 from embedps.training.run_metrics import METRICS
 from embedps.training.run_scoring import RunScoring
+from embedps.training.scale_requests import ClusterChange, ScaleRequests
+from embedps.training.scaling_record import ScalingRecord
 from embedps.training.server_recovery import ServerRecovery
 from embedps.training.stop_notices import StopNotices
-from embedps.training.training_loop import TrainingLoop
+from embedps.training.training_loop import LoopParts, TrainingLoop
 from embedps.training.training_setup import set_up
 
 __all__ = ["Trainer", "TrainingError"]
@@ -148,6 +152,7 @@ class Trainer:
         self._hears_of_loss = on_lost is None
         self._lost_timer: threading.Timer | None = None
         self._scoring: RunScoring | None = None
+        self._scaling: ScaleRequests | None = None
         self._own_cluster: Cluster | None = None
         self._metrics: MetricsPort | None = None
         self._watched: Cluster | None = None
@@ -157,17 +162,18 @@ class Trainer:
             self._cluster = self._choose_cluster(
                 cluster,
                 on_lost or self._note_loss,
-                num_workers=recovered_from.workers if recovered_from else None,
+                recovered_from,
             )
-            self._setup = set_up(
+            self._set_up = partial(
+                set_up,
                 recommender,
                 dataset,
                 config,
-                self._cluster,
-                keep,
+                keep=keep,
                 run_id=id(self),
                 dataset_fn=as_dataset_function(dataset_fn),
             )
+            self._setup = self._set_up(self._cluster)
             self._make_loop(recommender, dataset, recovered_from, callbacks)
             self._metrics.show(METRICS, self._loop.numbers)
         except BaseException as error:
@@ -181,11 +187,15 @@ class Trainer:
         self,
         cluster: Cluster | None,
         on_lost: Callable[[ClusterError], None],
-        *,
-        num_workers: int | None,
+        recovered_from: LostProgress | None,
     ) -> Cluster:
         if cluster is None:
-            self._own_cluster = make_cluster(self._config, on_lost=on_lost, num_workers=num_workers)
+            self._own_cluster = make_cluster(
+                self._config,
+                on_lost=on_lost,
+                num_ps=recovered_from.servers if recovered_from else None,
+                num_workers=recovered_from.workers if recovered_from else None,
+            )
             return self._own_cluster
         check_cluster(cluster, self._config)
         self._watched = cluster
@@ -202,7 +212,9 @@ class Trainer:
     ) -> None:
         """Makes the parts that the loop polls, and the loop."""
         setup, asked = self._setup, self._config.evaluation
+        self._dataset = dataset
         self._recoveries = RecoveryRecord(recovered_from, setup.writer.last)
+        self._scalings = ScalingRecord(recovered_from, setup.writer.last)
         self._effects = CallbackEffects(
             Callbacks(
                 setup.directory.path,
@@ -211,28 +223,54 @@ class Trainer:
             ),
             setup.set_dense_rate,
         )
-        inline = InlineEvaluation.of_run(
-            self._config, setup.model, setup.collection, dataset, self._cluster
-        )
-        watch = self._make_watch(dataset)
-        self._scoring = RunScoring(self._run, recommender, setup.directory, inline)
+        self._scoring = RunScoring(self._run, recommender, setup.directory)
         self._notices = StopNotices(self._cluster)
+        self._scaling = ScaleRequests(
+            setup.directory.path,
+            self._config.cluster,
+            self._cluster,
+            own=self._own_cluster if isinstance(self._own_cluster, LocalCluster) else None,
+        )
         self._loop = TrainingLoop(
             self._config,
-            self._cluster,
-            setup,
+            self._make_parts(),
             notices=self._notices,
             effects=self._effects,
             recoveries=self._recoveries,
+            scalings=self._scalings,
+            scaling=self._scaling,
             scoring=self._scoring,
-            watch=watch,
             check_cluster=self._check_cluster,
-            servers=ServerRecovery(self._config, self._cluster, setup, self._effects),
         )
 
-    def _make_watch(self, dataset: Dataset) -> FileWatch | None:
+    def _make_parts(self) -> LoopParts:
+        """Makes what depends on the cluster, besides what is trained."""
+        cluster, setup = self._cluster, self._setup
+        if self._scoring is not None:
+            self._scoring.inline = InlineEvaluation.of_run(
+                self._config, setup.model, setup.collection, self._dataset, cluster
+            )
+        servers = ServerRecovery(self._config, cluster, setup, self._effects)
+        return LoopParts(cluster, setup, self._make_watch(), servers)
+
+    def _change_cluster(self, change: ClusterChange) -> None:
+        """Goes on with another cluster; all that was trained is saved."""
+        cluster = self._own_cluster
+        if not isinstance(cluster, LocalCluster):
+            raise TypeError(f"only a local cluster can be replaced but this is a {type(cluster)}")
+        self._scalings.begin(change, self.ledger, last_unit_at=self._loop.last_unit_at)
+        self._own_cluster = self._cluster = cluster = cluster.replaced_by(change.processes)
+        self._setup = self._set_up(cluster)
+        self._scalings.restored(self.ledger)
+        self._effects.follow(self._setup.set_dense_rate)
+        self._notices.follow(cluster)
+        if self._scaling is not None:
+            self._scaling.follow(cluster)
+        self._loop.take(self._make_parts())
+
+    def _make_watch(self) -> FileWatch | None:
         """Makes the watch of the directory where files arrive; None if the run has none."""
-        setup, directory = self._setup, check_watch(self._config)
+        setup, directory, dataset = self._setup, check_watch(self._config), self._dataset
         if directory is None or not isinstance(setup.ledger, WatchLedger):
             return None
         scoring = InlineEvaluation(setup.model, setup.collection, dataset, self._cluster)
@@ -295,13 +333,18 @@ class Trainer:
         """Gives the progress since the last checkpoint, as a LostProgress takes it."""
         last, ledger = self._setup.writer.last, self._setup.ledger
         done, step = 0, ledger.first_step
+        workers, servers = self._cluster.num_workers, self._cluster.num_ps
+        if change := self._scalings.under_way:  # it goes on as it was
+            workers, servers = change.workers[0], change.servers[0]
         if last is not None and ledger.is_of(last.ledger):
             done, step = last.ledger["prefix"] + len(last.ledger["beyond"]), last.step
         return {
             "earlier": self._recoveries.all(),
             "checkpoint": None if last is None else last.number,
             "set_aside": len(ledger.deaths.set_aside),
-            "workers": self._cluster.num_workers if self._cluster.scales else None,
+            "workers": None if self._cluster.why_fixed else workers,
+            "servers": None if self._cluster.why_fixed else servers,
+            "scalings": self._scalings.completed,
             "units": ledger.num_done - done,
             "steps": ledger.steps_done() - step,
             "examples": ledger.rows_done()
@@ -332,7 +375,8 @@ class Trainer:
                 self._run.save()  # the directory's checkpoint has proved to be of this model
                 scoring.start(self._setup.writer.last, finished=self.finished)
                 began = time.monotonic()
-                self._loop.run()
+                while (change := self._loop.run()) is not None:
+                    self._change_cluster(change)
                 measured = self._measure(time.monotonic() - began)
                 self._close_cluster()
                 problem = scoring.wait(self._notices.stop) if self.finished else None
@@ -360,6 +404,8 @@ class Trainer:
             self._metrics.close()
         if self._scoring is not None:
             self._scoring.close()
+        if self._scaling is not None:
+            self._scaling.drop("the run lost a server meanwhile, and goes on as it was if it can")
         if self._watched is not None:
             self._watched.call_on_loss(None)
             self._watched = None
@@ -432,6 +478,7 @@ class Trainer:
             "checkpoint": {f"{kind}s": dict(c) for kind, c in writer.counts.items()},
             "training": _training_scores(training),
             "recoveries": self._recoveries.completed,
+            "scalings": self._scalings.completed,
         }
 
     def _end_with_best(self) -> dict[str, Any]:

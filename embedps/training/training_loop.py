@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,7 +33,8 @@ from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 from embedps.training.run_metrics import RunSource
 from embedps.training.run_scoring import RunScoring
-from embedps.training.scale_requests import ScaleRequests
+from embedps.training.scale_requests import ClusterChange, ScaleRequests
+from embedps.training.scaling_record import ScalingRecord
 from embedps.training.server_recovery import ServerRecovery
 from embedps.training.staleness_report import staleness_histograms, staleness_json
 from embedps.training.stop_notices import StopNotices
@@ -49,6 +50,22 @@ _LOSS_SECS = 0.5  # from a failure to the notice that its server is lost
 _SLOW_POLL_SECS = 1.0  # from one look for new evaluations to the next
 
 
+class LoopParts(NamedTuple):
+    """What another cluster has a run make anew.
+
+    Attributes:
+      cluster: where the units run.
+      setup: what is trained.
+      watch: of the directory where files arrive; None if the run has none.
+      servers: recovers the run from lost servers in place.
+    """
+
+    cluster: Cluster
+    setup: TrainingSetup
+    watch: FileWatch | None
+    servers: ServerRecovery
+
+
 class TrainingLoop:
     """Trains units until none is left, or a notice or an error stops it."""
 
@@ -57,42 +74,42 @@ class TrainingLoop:
     def __init__(
         self,
         config: TrainConfig,
-        cluster: Cluster,
-        setup: TrainingSetup,
+        parts: LoopParts,
         *,
         notices: StopNotices,
         effects: CallbackEffects,
         recoveries: RecoveryRecord,
+        scalings: ScalingRecord,
+        scaling: ScaleRequests,
         scoring: RunScoring,
-        watch: FileWatch | None,
         check_cluster: Callable[[], None],
-        servers: ServerRecovery,
     ) -> None:
         """Takes what it polls.
 
         Args:
-          cluster: where the units run.
-          setup: what is trained.
           notices: ask for a stop.
-          watch: of the directory where files arrive; None if the run has none.
+          scaling: asks for other numbers of tasks.
           check_cluster: raises if the cluster cannot go on.
-          servers: recovers the run from lost servers in place.
         """
         self._config = config
-        self._cluster = cluster
-        self._setup = setup
         self._notices = notices
         self._effects = effects
         self._recoveries = recoveries
+        self._scalings = scalings
+        self._scaling = scaling
         self.scoring = scoring
-        self._watch_files = watch
         self._check_cluster = check_cluster
-        self._servers = servers
         self._counted: dict[int, int] = {}  # rows by position, of units that are trained again
+        self._cluster, self._setup, self._watch_files, self._servers = parts
+        setup = parts.setup
         self._ledger = setup.ledger
         self._restarts = Restarts(setup.directory.path)
-        self.log = TrainingLog(setup.directory.path, lambda: setup.model.accumulator(training=True))
+        self.log = TrainingLog(
+            setup.directory.path, lambda: self._setup.model.accumulator(training=True)
+        )
+        self._examples_before = setup.examples_before
         self._first_step = self._ledger.steps_done()
+        self.last_unit_at = time.time()
         self._shown_units, self._shown_text = self._ledger.num_done, ""
         self._waits = WaitReport()
         self._not_finite = ""  # which unit's loss was no number
@@ -100,14 +117,23 @@ class TrainingLoop:
             ledger=self._ledger,
             log=self.log,
             writer=setup.writer,
-            cluster=cluster,
+            cluster=parts.cluster,
             recoveries=recoveries,
             effects=effects,
             scoring=scoring,
-            watch=watch,
+            watch=parts.watch,
         )
         self._tables = self._watch_tables()
-        self._scaling = ScaleRequests(setup.directory.path, config.cluster, cluster)
+
+    def take(self, parts: LoopParts) -> None:
+        """Takes what was made anew for another cluster, which restored the last checkpoint."""
+        parts.setup.writer.counts = self._setup.writer.counts
+        self._cluster, self._setup, self._watch_files, self._servers = parts
+        self._ledger = parts.setup.ledger
+        numbers = self.numbers
+        numbers.ledger, numbers.writer = self._ledger, parts.setup.writer
+        numbers.cluster, numbers.watch = parts.cluster, parts.watch
+        self._tables = self._watch_tables()
 
     def _watch_tables(self) -> TableWatch:
         return TableWatch(
@@ -136,8 +162,11 @@ class TrainingLoop:
         """Whether nothing is left to train: all units are done, or a callback stopped the run."""
         return self._ledger.finished or self._effects.reason is not None
 
-    def run(self) -> None:
+    def run(self) -> ClusterChange | None:
         """Trains, saves and scores; the last checkpoint says whether the run is finished.
+
+        Returns:
+          The change of the cluster for which it pauses; None if the run ends.
 
         Raises:
           TrainingError: the loss or the network is not a number, or each unit kills who trains it.
@@ -154,6 +183,10 @@ class TrainingLoop:
                 f"{error}: {self._advice()}, and {way_back(self._setup.directory)}"
             ) from error
         self._ledger.deaths.forgive()
+        if not self.finished and not self._notices.stop.is_set():
+            return self._scaling.due
+        self._scaling.drop("the run ended before")
+        return None
 
     def _run(self) -> None:
         writer, stop = self._setup.writer, self._notices.stop
@@ -181,8 +214,9 @@ class TrainingLoop:
                 self._config.checkpoint, self._ledger, self.save, say=line.say
             )
             self.numbers.unsaved_secs = self._saves.unsaved_secs
+            self._scaling.save_problem = self._saves.problem
             self._score(line)  # a checkpoint that the previous run saved and did not score
-            while not self.finished and not stop.is_set():
+            while not (self.finished or stop.is_set() or self._scaling.due):
                 self._setup.collection.thaw(self._ledger.steps_done())
                 self._setup.collection.hold_sweeps(False)
                 self._train_on(line)
@@ -240,6 +274,7 @@ class TrainingLoop:
         }
         progress = {k: v for k, v in progress.items() if math.isfinite(v)}
         progress["recoveries"] = self._recoveries.completed
+        progress["scalings"] = self._scalings.completed
 
         def partially_applied() -> dict[str, Any]:
             if self._not_finite:  # so that no checkpoint has what is known to be wrong
@@ -260,7 +295,7 @@ class TrainingLoop:
 
     def examples_of(self, counted: int) -> int:
         """Gives the examples of all runs, of what the log counted in this one."""
-        return self._setup.examples_before + counted - sum(self._counted.values())
+        return self._examples_before + counted - sum(self._counted.values())
 
     def count_restarts(self) -> dict[str, int]:
         """Counts how often workers and the evaluator were started again, in all runs."""
@@ -377,6 +412,9 @@ class TrainingLoop:
                 self._saves.wait(_TICK_SECS)
             if self._ledger.num_done > self._first_units:
                 self._tell_recovery(self._recoveries.note_unit(line.say))
+                if scaled := self._scalings.note_unit():
+                    line.say(scaled)
+                    self._scaling.done(scaled)
             self._check_cluster()
             self._tell_losses()
             self._effects.deliver(line.say)
@@ -392,8 +430,11 @@ class TrainingLoop:
                 self._ledger.deaths.forgive()
             if self._effects.stopping:
                 scheduler.end()
+            elif self._scaling.due:
+                scheduler.drain()
             self._saves.poll()
-            if running and not (self._notices.stop.is_set() or self._effects.stopping):
+            pauses = self._notices.stop.is_set() or self._effects.stopping or self._scaling.due
+            if running and not pauses:
                 self._saves.begin_if_due()
             if line.due() or not running:
                 self._show(line, force=not running)
@@ -506,6 +547,7 @@ class TrainingLoop:
 
     def _record(self, unit: Unit, counts: Counts) -> None:
         """Takes the counts of a unit that is done."""
+        self.last_unit_at = time.time()
         if not math.isfinite(float(counts["loss"])):
             self._not_finite = f"the loss is not a number in the steps from {unit.first_step} on"
             raise TrainingError(self._not_finite)

@@ -310,8 +310,9 @@ def _check_table(where: str, table: object) -> None:
 def _check_progress(where: str, progress: dict[str, Any]) -> None:
     """Checks the counters that a resumed run reads, if present."""
     _check_counts(f"{where}: progress", examples=progress.get("examples", 0))
-    recoveries = progress.get("recoveries", [])
-    if not isinstance(recoveries, list) or not all(isinstance(r, dict) for r in recoveries):
-        raise CheckpointError(
-            f"{where}: progress: recoveries must be a list of objects but is {recoveries!r:.60}"
-        )
+    for name in ("recoveries", "scalings"):
+        records = progress.get(name, [])
+        if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
+            raise CheckpointError(
+                f"{where}: progress: {name} must be a list of objects but is {records!r:.60}"
+            )

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -20,6 +21,8 @@ from embedps.serving.server.serve_config import ServeConfig
 from tests.builders import ROOT
 from tools.reference_pages import declared_metrics
 
+SPOT = "node.example.com/spot"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MANIFEST = ROOT / "deploy" / "kubernetes.yaml"
 
 
@@ -153,6 +156,56 @@ def test_the_manifests_are_of_the_apis_of_the_last_four_minor_versions(version: 
     for name in ("kubernetes.yaml", "serve.yaml"):
         for document in yaml.safe_load_all((ROOT / "deploy" / name).read_text()):
             assert kubernetes.validate(document, version, strict=True) == version
+
+
+def spot_run() -> dict[str, dict[str, Any]]:
+    """What Kustomize makes of the overlay, by kind and name."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not here")
+    command = ["kubectl", "kustomize", str(ROOT / "deploy")]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return {f"{d['kind']} {d['metadata']['name']}": d for d in yaml.safe_load_all(made)}
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.35", "1.36", "1.37"])
+def test_the_run_on_spot_nodes_is_of_the_apis_of_the_last_four_minor_versions(version: str) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="`make env` installs it")
+    made = spot_run()
+    assert {tuple(name.split()) for name in made} == set(load())
+    for document in made.values():
+        assert kubernetes.validate(document, version, strict=True) == version
+
+
+def test_only_workers_run_on_spot_nodes_and_end_within_the_notice(tmp_path: Path) -> None:
+    made = spot_run()
+    worker = made["StatefulSet worker"]["spec"]["template"]["spec"]
+    assert worker["nodeSelector"] == {SPOT: "true"}
+    assert [each["key"] for each in worker["tolerations"]] == [SPOT]
+    for name in ("StatefulSet ps", "Job chief"):
+        spec = made[name]["spec"]["template"]["spec"]
+        (term,) = spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+        assert term["matchExpressions"] == [{"key": SPOT, "operator": "DoesNotExist"}]
+        assert "tolerations" not in spec
+    environments = {
+        name: {
+            e["name"]: e["value"]
+            for e in made[name]["spec"]["template"]["spec"]["containers"][0]["env"]
+        }
+        for name in ("StatefulSet worker", "Job chief")
+    }
+    grace = environments["StatefulSet worker"]
+    assert int(grace["GRACE_SECS"]) < worker["terminationGracePeriodSeconds"] < 30  # the notice
+    process = run_script(tmp_path, "serve.sh", 'echo "$@"', HOSTNAME="worker-0", **grace)
+    assert f"--grace-secs={grace['GRACE_SECS']} " in process.communicate(timeout=30)[0]
+
+
+def test_the_chief_of_a_run_on_spot_nodes_starts_with_one_worker(tmp_path: Path) -> None:
+    (container,) = spot_run()["Job chief"]["spec"]["template"]["spec"]["containers"]
+    more = {each["name"]: each["value"] for each in container["env"]}
+    output, _ = run_script(tmp_path, "train.sh", 'echo "$@"', **more).communicate(timeout=30)
+    program, *given = output.removeprefix("-m ").split()
+    cluster = RunFlags(given, program, "").read().config.cluster
+    assert (cluster.min_workers, cluster.recover_in_place) == (1, True)
 
 
 @pytest.mark.parametrize(

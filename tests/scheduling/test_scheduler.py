@@ -150,6 +150,22 @@ def test_unit_is_given_back_where_it_cannot_finish_in_time():
     assert all(attempt.cancelled() for attempt in run.cluster.scheduled)
 
 
+def test_units_in_progress_have_all_the_time_they_need_to_drain_until_the_run_stops():
+    run = ScheduledRun(units=9, num_workers=1, finish_secs=0.0)
+    with run.schedule:
+        slow, queued = run.cluster.attempts(2)
+        slow.start(0)
+        run.schedule.drain()
+        assert run.schedule.wait(0.5)
+        slow.end({})
+        queued.start(0)
+        run.stop.set()
+        run.wait()
+    assert run.recorded == [0]
+    assert run.ledger.state()["doing"] == [1]
+    assert len(run.cluster.scheduled) == 2
+
+
 def test_unit_in_progress_finishes_before_a_run_stops():
     run = ScheduledRun(units=9, num_workers=1)
     with run.schedule:

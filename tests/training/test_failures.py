@@ -635,7 +635,7 @@ def test_local_run_gets_more_workers_and_fewer_while_it_trains(tmp_path, dataset
 
     def scale(workers: int) -> None:
         programs.append(Program("embedps.scale", str(model_dir), f"--workers={workers}"))
-        assert f"the run has {workers} workers from now on" in programs.pop().finish()
+        assert f"the run has {workers} worker" in programs.pop().finish()
 
     few = ("--num-ps=2", "--num-workers=1", "--eval=none", f"--epochs={EPOCHS}")
     run = train(programs, dataset, model_dir, *few)

@@ -56,6 +56,7 @@ from embedps.training.scale_requests import ClusterChange, ScaleRequests
 from embedps.training.scaling_record import ScalingRecord
 from embedps.training.server_recovery import ServerRecovery
 from embedps.training.stop_notices import StopNotices
+from embedps.training.trainer_arguments import check_config, check_kinds
 from embedps.training.training_loop import LoopParts, TrainingLoop
 from embedps.training.training_setup import set_up
 
@@ -88,7 +89,7 @@ class Trainer:
           UsageError: there is no such model, or it has another Config.
           DatasetError: the dataset cannot be read.
         """
-        _check_config(config)
+        check_config(config)
         made = find_model(config.model or DEFAULT_MODEL).Config
         if model_config is None:
             model_config = made()
@@ -140,7 +141,7 @@ class Trainer:
           CheckpointError: its last checkpoint cannot be read.
           ClusterError: a server did not start, or was lost.
         """
-        _check_kinds(recommender, dataset, config)
+        check_kinds(recommender, dataset, config)
         check_dataset(dataset, config)
         if check_watch(config) is not None and dataset_fn is not None:
             raise UsageError("dataset_fn must not go with --watch, which reads files that arrive")
@@ -512,36 +513,3 @@ def _training_scores(metrics: ClickScores) -> dict[str, float]:
     if "logloss" in metrics.values:
         return {"auc": metrics.auc, "logloss": metrics.logloss}
     return dict(metrics.values)
-
-
-def _check_kinds(recommender: Any, dataset: Any, config: Any) -> None:
-    """Checks the types of a trainer's arguments.
-
-    Raises:
-      UsageError: one is of another type.
-    """
-    if not isinstance(recommender, Recommender):
-        raise UsageError(
-            f"Trainer's recommender must be an embedps.Recommender but got {_kind(recommender)}: "
-            "write embedps.Recommender(build=...), where build makes the model"
-        )
-    if not isinstance(dataset, Dataset):
-        raise UsageError(
-            f"Trainer's dataset must be an embedps.Dataset but got {_kind(dataset)}: write its "
-            "rows to files, make a dataset of them by embedps.pipelines.ingest and open it by "
-            "embedps.Dataset.open; or give dataset_fn, with embedps.describe_dataset for its "
-            "columns; or train by the model's fit"
-        )
-    _check_config(config)
-
-
-def _check_config(config: Any) -> None:
-    if not isinstance(config, TrainConfig):
-        raise UsageError(
-            f"Trainer's config must be an embedps.TrainConfig but got {_kind(config)}: write "
-            "embedps.TrainConfig(data=..., model_dir=...)"
-        )
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__module__.split('.')[0]} {type(value).__qualname__}"

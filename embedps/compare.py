@@ -20,7 +20,6 @@ from embedps.console import command_line, flags
 from embedps.console.lines import say
 from embedps.console.progress import ProgressLine
 from embedps.console.tables import make_console, make_table
-from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.opened_run import ModelOptions, open_run
 from embedps.score_names import TITLES
@@ -34,7 +33,6 @@ if TYPE_CHECKING:  # these import TensorFlow or NumPy, which --help does not wai
 _TITLES = {**TITLES, "weighted_logloss": "weighted"}
 _PREDICTED = "predicted/"
 _LEVEL = 0.05
-_HOUR_MS = 3_600_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,7 +142,6 @@ class _Scored:
         run = open_run(directory, data=data, model=config.model)
         dataset, manifest = run.dataset, run.manifest(number)
         wanted = [c for c in (*config.slices, config.gauc) if c is not None]
-        _check_columns(dataset, wanted)
         binary = [label for label in dataset.labels if label.kind == "binary"]
         if unknown := set(config.label) - {label.name for label in binary}:
             raise UsageError(
@@ -157,7 +154,9 @@ class _Scored:
 
         from embedps.evaluation.evaluator import eval_ledger
         from embedps.evaluation.loaded_model import load_from
+        from embedps.evaluation.sliced_scores import HOUR_MS, check_columns
 
+        check_columns(dataset, wanted)
         ledger = eval_ledger(dataset, split=config.split, batch_rows=config.batch_size)
         units = list(iter(ledger.take, None))
         rows = sum(unit.num_rows for unit in units)
@@ -189,7 +188,7 @@ class _Scored:
         self.columns = {name: joined[name] for name in names}
         self.weights = dict(zip([label.name for label in labels], own, strict=True))
         if dataset.timestamp in self.columns:
-            hours = self.columns[dataset.timestamp] // _HOUR_MS % 24
+            hours = self.columns[dataset.timestamp] // HOUR_MS % 24
             self.columns[dataset.timestamp] = hours
         self.predictions: dict[str, NDArray[Any]] = {}
         for label in labels:
@@ -326,17 +325,6 @@ def _verdict(title: str, score: Mapping[str, Any]) -> str:
 
 def _number(value: float | None, digits: int, sign: str = "") -> str:
     return "" if value is None else f"{value:{sign}.{digits}f}"
-
-
-def _check_columns(dataset: Dataset, names: Sequence[str]) -> None:
-    singles = [feature.name for feature in dataset.categorical if not feature.ragged]
-    allowed = [*singles, *dataset.keys, *([dataset.timestamp] if dataset.timestamp else [])]
-    for name in names:
-        if name not in allowed:
-            raise UsageError(
-                f"slices and groups go by columns of one id, key or time per example, but {name!r} "
-                f"is none of {dataset.directory}: it has {', '.join(allowed) or 'none'}"
-            )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
 from embedps.run.cluster_config import MAX_SHARDS
 from embedps.run.monitoring_config import LogFormat, log_format_option
 from embedps.run.opened_run import OpenedRun, RunOptions, open_run
+from embedps.run.run_config import RunConfig
+from embedps.run.slice_options import SliceOptions
 from embedps.run.summary import (
     SUMMARY_NAME,
     read_evaluations,
@@ -45,8 +47,11 @@ _LOG_SECS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(RunOptions):
-    """An evaluation: of which run, and of which of its checkpoints."""
+class EvaluateConfig(SliceOptions, RunOptions):
+    """An evaluation: of which run, of which of its checkpoints, and how scores are divided.
+
+    By default scores are divided as the run's config says.
+    """
 
     split: str = option("eval", "the split to score", metavar="NAME")
     batch_size: int = option(4096, "examples per batch", least=1, most=MAX_COUNT)
@@ -140,6 +145,7 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
         run.dataset,
         run.directory,
         split=config.split,
+        slices=_slices(run, config),
         batch_rows=config.batch_size,
         num_shards=config.num_shards,
         seed=run.seed,
@@ -152,6 +158,13 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
             _write_scores(evaluator, config.scores, split.rows)
     finally:
         evaluator.collection.drop()  # a program may run the command again and again
+
+
+def _slices(run: OpenedRun, config: EvaluateConfig) -> SliceOptions:
+    """Gives how scores are divided: as the flags say, or as the run does."""
+    if config.divides or not isinstance(run.model, RunConfig):
+        return config
+    return run.model.config.evaluation
 
 
 def _score(

@@ -7,13 +7,14 @@ exactly, so the metrics over any set of completed units equal those of one pass 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from embedps.score_names import TITLES
+from embedps.score_names import AT, TITLES
 
 NUM_BINS = 16384
 """Of each histogram. Two examples in one bin count as a tie. A bin is 0.0015 wide in logits near 0,
@@ -190,6 +191,15 @@ class ClickMetrics(tf.keras.metrics.Metric):
         for variable in self.variables:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
 
+    def deciles(self, values: Sequence[Any]) -> dict[str, list[dict[str, float]]]:
+        """Divides examples by what is predicted of them; see `click_deciles`.
+
+        Args:
+          values: of the metric's variables.
+        """
+        parts = zip(self._counts, values[::2], values[1::2], strict=True)
+        return {prefix + DECILES: click_deciles(*counts) for prefix, *counts in parts}
+
     def result(self) -> dict[str, Any]:
         """Computes the scores so far, as `click_scores` does."""
         return {
@@ -231,6 +241,50 @@ def click_scores(sums: tf.Tensor, histograms: tf.Tensor) -> dict[str, tf.Tensor]
     }
 
 
+DECILES = "deciles"
+_NUM_DECILES = 10
+
+
+def click_deciles(sums: Any, histograms: Any) -> list[dict[str, float]]:
+    """Computes the curve of calibration and the lift, by tenths of the examples.
+
+    They are of the histograms: what is predicted of an example is known to its bin, which is 0.15%
+    of the logit wide, and the examples of a bin that two tenths share are divided evenly.
+
+    Args:
+      sums: as of ClickCounts.
+      histograms: as of ClickCounts.
+
+    Returns:
+      From the highest predictions to the lowest, each with examples (or their weights), the mean
+      predicted, the actual rate, and the lift: actual over the rate of all. None without examples;
+      the lift is NaN without a positive.
+    """
+    negatives, positives = np.asarray(histograms, np.float64)[:, ::-1]
+    counts = negatives + positives
+    total, positive = counts.sum(), positives.sum()
+    if not total > 0 or not np.isfinite(np.asarray(sums, np.float64)[2]):
+        return []
+    centers = (np.arange(NUM_BINS)[::-1] + 0.5) * (2 * ASINH_BOUND / NUM_BINS) - ASINH_BOUND
+    predicted = counts / (1 + np.exp(-np.clip(np.sinh(centers), -700, None)))
+    ends = np.cumsum(counts)
+    edges = np.linspace(0, total, _NUM_DECILES + 1)
+
+    def between(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.diff(np.interp(edges, np.append(0, ends), np.append(0, np.cumsum(values))))
+
+    parts = zip(between(counts), between(predicted), between(positives), strict=True)
+    return [
+        {
+            "examples": float(n),
+            "predicted": float(p / n),
+            "actual": float(y / n),
+            "lift": float(y / n / (positive / total)) if positive else float("nan"),
+        }
+        for n, p, y in parts
+    ]
+
+
 _SHOWN = 2  # of a model's own metrics, in a line of progress
 
 
@@ -242,10 +296,12 @@ class ClickScores:
       values: the scores by name: those of the model's metrics. `loss`, the mean of what steps
         minimize, is among them unless the model has a log loss.
       examples: how many.
+      deciles: of the metrics that have them, by name; see `click_deciles`.
     """
 
     values: Mapping[str, float]
     examples: int
+    deciles: Mapping[str, Sequence[Mapping[str, float]]] = dataclasses.field(default_factory=dict)
 
     def get(self, name: str) -> float:
         """Returns a score; NaN if there is none of this name."""
@@ -284,11 +340,15 @@ class ClickScores:
             for name, value in self.values.items()
             if not self._is_further(name)
         ]
+        of_slices = len({name.partition(AT)[2] for name in self.values} - {""})
+        parts += [f"{of_slices} slices"] if of_slices else []
         line = ", ".join([*parts, f"{self.examples:,} examples"])
         return line + " (some have a loss that is not a number)" * self._loses_numbers
 
     def _is_further(self, name: str) -> bool:
-        """Tells whether a score is beside the AUC of the same label, in the log only."""
+        """Tells whether a score is of a slice, or beside the AUC of the same label: not shown."""
+        if AT in name:
+            return True
         stem = name.removesuffix("auprc").removesuffix("rmse").removesuffix("mae")
         return stem != name and f"{stem}auc" in self.values
 
@@ -306,26 +366,42 @@ class ClickScores:
 
 
 Counts: TypeAlias = Mapping[str, Any]
-"""What a unit counts, by name: "examples" and "loss", float64 scalars, and metrics' variables."""
+"""What a unit counts, by name: "examples" and "loss", float64 scalars, and metrics' variables. With
+slices, also what is KEPT of each example, which is not added."""
+
+KEPT = "kept/"
+"""What the names of columns of examples begin with: [examples] each."""
 
 
 class Accumulator:
     """Adds counts up. Not thread-safe."""
 
-    def __init__(self, scores: Callable[[Mapping[str, Any]], dict[str, float]]) -> None:
+    def __init__(
+        self,
+        scores: Callable[[Mapping[str, Any]], dict[str, float]],
+        deciles: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda totals: {},
+    ) -> None:
         """Starts with no examples.
 
         Args:
           scores: computes the scores of metrics from the sums of their counts.
+          deciles: computes those of metrics, likewise.
         """
-        self._scores = scores
+        self._scores, self._deciles = scores, deciles
         self._totals: dict[str, Any] = {}
 
     def add(self, counts: Counts) -> None:
         """Adds the counts of more examples."""
         for name, value in counts.items():
+            if name.startswith(KEPT):
+                continue
             more = np.asarray(value)
             self._totals[name] = self._totals[name] + more if name in self._totals else more
+
+    def names(self, counts: Counts) -> list[str]:
+        """Names the scores of counts, also of no examples."""
+        found = list(self._scores({name: np.asarray(value) for name, value in counts.items()}))
+        return found if "logloss" in found else ["loss", *found]
 
     def result(self) -> ClickScores:
         """Computes the scores so far; a score that is not defined is NaN."""
@@ -333,4 +409,5 @@ class Accumulator:
         scores = self._scores(self._totals) if examples else {}
         if "logloss" not in scores and examples:
             scores = {"loss": float(self._totals["loss"]) / examples} | scores
-        return ClickScores(values=scores, examples=int(examples))
+        deciles = self._deciles(self._totals) if examples else {}
+        return ClickScores(values=scores, examples=int(examples), deciles=deciles)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from embedps.errors import UsageError
@@ -13,6 +13,9 @@ EVALUATIONS_NAME = "evaluation.jsonl"
 
 NOT_SCORES = ("number", "step", "examples", "secs", "lag_secs", "time")
 """The keys of a line of evaluation.jsonl that are no scores."""
+
+AT = "@"
+"""Between a score and its slice: auc@country=3."""
 
 TITLES = {
     "auc": "AUC",
@@ -34,12 +37,17 @@ def is_higher_better(name: str) -> bool:
     Scores whose name tells of a loss or an error are better if they are lower; all others, such as
     auc, accuracy and top-k, if they are higher.
     """
-    return not any(part in name.lower() for part in _LOWER)
+    return not any(part in stem(name).lower() for part in _LOWER)
+
+
+def stem(name: str) -> str:
+    """Gives a score's name without its slice."""
+    return name.partition(AT)[0]
 
 
 def merit(name: str, value: float) -> float:
     """Gives a number that is greater if the score is better: 0 of a calibration of 1, its best."""
-    if "calibration" in name.lower():
+    if "calibration" in stem(name).lower():
         return -abs(math.log(value)) if 0 < value < math.inf else -math.inf
     return value if is_higher_better(name) else -value
 
@@ -56,7 +64,7 @@ def scores_of(line: Mapping[str, Any]) -> dict[str, float | None]:
     return {
         name: value
         for name, value in line.items()
-        if name not in NOT_SCORES
+        if stem(name) not in NOT_SCORES
         and (value is None or (isinstance(value, int | float) and not isinstance(value, bool)))
     }
 
@@ -68,6 +76,18 @@ def check_score(name: str, line: Mapping[str, Any]) -> None:
       UsageError: it has none of this name.
     """
     if name not in line:
-        raise UsageError(
-            f"there is no score {name!r} to go by: the model has {', '.join(scores_of(line))}"
-        )
+        raise no_score(name, scores_of(line))
+
+
+def no_score(name: str, known: Iterable[str], by_slice: str = "") -> UsageError:
+    """Makes the error that there is no such score: it lists those of its slices, or of no slice.
+
+    Args:
+      known: the scores that there are.
+      by_slice: says which there are of slices, if these are not among them.
+    """
+    parts = name.partition(AT)
+    begin = "".join(parts[:2]) if parts[1] else ""
+    same = [each for each in known if (each.startswith(begin) if begin else AT not in each)]
+    of = f"the model has {', '.join(same)}" if same else f"there is none of {stem(name)} by slice"
+    return UsageError(f"there is no score {name!r} to go by: {of}{by_slice}")

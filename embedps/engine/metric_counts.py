@@ -125,6 +125,15 @@ class MetricCounts:
                     scores |= {f"{key}_{i}": float(x) for i, x in enumerate(flat.ravel())}
         return scores
 
+    def deciles(self, totals: Mapping[str, Any]) -> dict[str, Any]:
+        """Computes the deciles of metrics of clicks from the sums of their counts."""
+        found: dict[str, Any] = {}
+        for name, metric in self._metrics.items():
+            if isinstance(metric, ClickMetrics):
+                values = [totals[f"{name}/{i}"] for i in range(len(metric.variables))]
+                found |= metric.deciles(values)
+        return found
+
     @functools.cached_property
     def _results(self) -> tuple[Any, dict[str, Any], dict[str, str], dict[str, Any]]:
         """A session, the results in its graph, the tensors to feed, and constants to feed too.

@@ -230,7 +230,9 @@ class StepModel:
 
     def accumulator(self, *, training: bool) -> Accumulator:
         """Makes an accumulator of this model's counts."""
-        return Accumulator((self.metrics if training else self._scored).scores)
+        if training:
+            return Accumulator(self.metrics.scores)
+        return Accumulator(self._scored.scores, self._scored.deciles)
 
     def encode_candidates(self, collection: EmbeddingCollection) -> list[tf.Tensor]:
         """Encodes the candidates that metrics rank, with the present rows and variables."""

@@ -12,6 +12,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps.console.tf_logging import op_error_text
 from embedps.data.unit_reader import Batch, UnitInput
+from embedps.engine.kept_examples import KeptExamples
 from embedps.engine.step_model import StepModel
 from embedps.engine.steps import ways
 from embedps.engine.steps.collectives import CollectiveExchange
@@ -218,13 +219,19 @@ def make_eval_unit(
     model: StepModel,
     collection: EmbeddingCollection,
     unit_input: UnitInput,
+    kept: KeptExamples | None = None,
 ) -> UnitFunction:
     """Makes the function that scores a unit; it creates no rows and changes no state.
 
+    Args:
+      unit_input: reads the model's columns, or those of `kept`.
+      kept: what to keep of each example; None is nothing.
+
     Returns:
       A tf.function of (path string, first_row, num_rows: int64 scalars, and the tensors that
-      `StepModel.encode_candidates` returns) that returns its Counts.
+      `StepModel.encode_candidates` returns) that returns its Counts. What is kept is among them.
     """
+    dtypes = {} if kept is None else kept.dtypes
 
     @tf.function
     def eval_unit(
@@ -232,14 +239,23 @@ def make_eval_unit(
     ) -> Counts:
         reader = unit_input.open(path, first_row, num_rows)
         counts = model.zero_counts(training=False)
-        num_batches = -(-num_rows // unit_input.batch_rows)
-        for _ in tf.range(num_batches):
-            batch = next_batch(unit_input, reader, model, training=False)
+        num_batches = tf.cast(-(-num_rows // unit_input.batch_rows), tf.int32)
+        parts = [
+            tf.TensorArray(dtype, num_batches, element_shape=[None], infer_shape=False)
+            for dtype in dtypes.values()
+        ]
+        for i in tf.range(num_batches):
+            read = unit_input.next(reader)
+            own = {n: v for n, v in read.columns.items() if kept is None or n not in kept.extra}
+            batch = read._replace(columns=model.prepare(own, training=False))
             found = collection.lookup(batch.columns, insert=False)
             rows = collection.combine(found)
             _, more = model.count(batch, rows, training=False, candidates=candidates)
             counts = sum_counts([counts, more])
-        return counts
+            if kept is not None:
+                of_batch = kept.of(read.columns, batch.columns, rows, collection)
+                parts = [p.write(i, of_batch[n]) for n, p in zip(dtypes, parts, strict=True)]
+        return {**counts, **{n: p.concat() for n, p in zip(dtypes, parts, strict=True)}}
 
     return eval_unit  # type: ignore[no-any-return]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ from embedps.errors import CheckpointError, UsageError
 from embedps.evaluation.example_scores import ExampleScorer, write_scores
 from embedps.evaluation.restored_model import RestoredModel
 from embedps.evaluation.shared_scoring import SharedScoring
+from embedps.evaluation.sliced_scores import SlicedScores, total_of
 from embedps.metrics import ClickScores, Counts
+from embedps.run.slice_options import SliceOptions
 from embedps.run.summary import append_evaluation
 from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.ledger import Ledger, Unit
+from embedps.score_names import scores_of
 from embedps.storage.object_store import local_dir
 
 EVAL_BATCH_ROWS = 4096
@@ -61,15 +65,22 @@ class Evaluation:
             "number": self.number,
             "step": self.step,
             **self.metrics.values,
+            **self.metrics.deciles,
             "examples": self.metrics.examples,
             "secs": round(self.secs, 3),
             "lag_secs": round(self.lag_secs, 3),
             "time": time.time(),
         }
-        return {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
-            for k, v in values.items()
-        }
+        return {name: _finite(value) for name, value in values.items()}
+
+
+def _finite(value: Any) -> Any:
+    """Makes None of what is not finite, in parts too."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class EvaluationLog:
@@ -91,7 +102,7 @@ class EvaluationLog:
         with contextlib.suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
             writer = self._writer = self._writer or tf.summary.create_file_writer(folder)
             with writer.as_default(step=evaluation.step):
-                for name, value in evaluation.metrics.values.items():
+                for name, value in scores_of(evaluation.metrics.values).items():
                     tf.summary.scalar(name, value)
             writer.flush()
 
@@ -127,6 +138,7 @@ class Evaluator(RestoredModel):
         num_shards: int = 1,
         seed: int = 0,
         is_shared: bool = False,
+        slices: SliceOptions = SliceOptions(),  # noqa: B008  frozen
         on_progress: OnProgress | None = None,
     ) -> None:
         """Makes empty tables and an untrained network.
@@ -139,22 +151,28 @@ class Evaluator(RestoredModel):
           seed: the run's, for random values that the network draws when it is made and that
             checkpoints do not hold.
           is_shared: score the newest manifest together with other such evaluators.
+          slices: how the scores are divided.
           on_progress: called after each unit that is scored for a manifest.
 
         Raises:
-          UsageError: the split has no rows.
+          UsageError: the split has no rows, or cannot be divided so.
           DatasetError: there is no such split.
         """
         self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
         state = self._ledger().state()  # raises now, and not when the first checkpoint is there
-        self._shared = SharedScoring(directory.path, split=state["dataset"]) if is_shared else None
+        digest = state["dataset"]
+        if slices.divides:  # those that share a scoring must keep the same of each example
+            digest += hashlib.sha256(repr(slices.divided_by).encode()).hexdigest()[:8]
+        self._shared = SharedScoring(directory.path, split=digest) if is_shared else None
         self._dataset, self._batch_rows = dataset, batch_rows
         super().__init__(recommender, dataset, directory, num_shards=num_shards, seed=seed)
-        self._eval_unit = make_eval_unit(
-            self._model,
-            self._collection,
-            self._model.input(batch_rows=batch_rows, shuffle_rows=0),
-        )
+        self._sliced, kept = None, None
+        unit_input = self._model.input(batch_rows=batch_rows, shuffle_rows=0)
+        if slices.divides:
+            self._sliced = SlicedScores(slices, self._model, dataset, split=split)
+            kept = self._sliced.kept
+            unit_input = kept.input(batch_rows=batch_rows)
+        self._eval_unit = make_eval_unit(self._model, self._collection, unit_input, kept)
         self._on_progress = on_progress
 
     def score(self) -> ClickScores:
@@ -185,10 +203,7 @@ class Evaluator(RestoredModel):
         return range(len(units)), score
 
     def _total(self, counts: Iterable[Counts]) -> ClickScores:
-        accumulator = self._model.accumulator(training=False)
-        for each in counts:
-            accumulator.add(each)
-        return accumulator.result()
+        return total_of(self._model, list(counts), self._sliced)
 
     def _scores_of(self, manifest: Manifest) -> ClickScores | None:
         """Scores the split, with others if it is shared; None if one of them logs the scores."""

@@ -7,6 +7,7 @@ units' order, so that the sums equal those of one process to the last bit.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
 from embedps.engine.steps.ways import way_of
 from embedps.engine.unit_functions import explain, make_eval_unit
+from embedps.errors import UsageError
 from embedps.evaluation.evaluator import (
     EVAL_BATCH_ROWS,
     Evaluation,
@@ -27,18 +29,21 @@ from embedps.evaluation.evaluator import (
     eval_arguments,
     eval_ledger,
 )
+from embedps.evaluation.sliced_scores import SlicedScores, total_of
 from embedps.metrics import ClickScores, Counts
 from embedps.run.config import TrainConfig
 from embedps.run.evaluation_config import INNER, INNER_LOSS
+from embedps.run.slice_options import KNOWN, SliceOptions
 from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.ledger import Ledger, Unit
 from embedps.scheduling.scheduler import Scheduler
+from embedps.score_names import stem
 from embedps.tables.collection import EmbeddingCollection
 
 _TICK_SECS = 0.2
 _NOT_OF_INNER = (
     *("loss", "logloss", "normalized_entropy", "calibration"),
-    *("auprc", "rmse", "mae"),
+    *("auprc", "rmse", "mae", "examples"),
 )
 """Scores of the inner rows that are not logged: what they tell is in INNER_LOSS."""
 
@@ -56,6 +61,7 @@ class InlineEvaluation:
         split: str | None = "eval",
         every_units: int = 0,
         inner: LedgerOptions | None = None,
+        slices: SliceOptions = SliceOptions(),  # noqa: B008  frozen
     ) -> None:
         """Prepares the scoring of a run's model.
 
@@ -68,10 +74,11 @@ class InlineEvaluation:
           every_units: score after this many units of training, and at the end of each epoch; 0 is
             only at the end.
           inner: how the inner rows are divided, if the run has any.
+          slices: how the scores are divided.
 
         Raises:
-          UsageError: the model ranks candidates, which the cluster cannot encode; or there are no
-            inner rows.
+          UsageError: the model ranks candidates, which the cluster cannot encode; there are no
+            inner rows; or the scores cannot be divided so.
         """
         self._model = model
         self._cluster = cluster
@@ -85,8 +92,19 @@ class InlineEvaluation:
         self._log: EvaluationLog | None = None
         if model.candidates:
             way_of(place=cluster.place).check({"ranks_inline": True})
+        self._sliced, kept = None, None
         unit_input = model.input(batch_rows=EVAL_BATCH_ROWS, shuffle_rows=0)
-        self._eval_unit = cluster.led("score", make_eval_unit(model, collection, unit_input))
+        if slices.divides:
+            if cluster.place == "workers" and any(s.startswith(KNOWN) for s in slices.slices):
+                raise UsageError(
+                    f"--slices {KNOWN}COLUMN needs all rows, and each worker in step has its own "
+                    "only: score with `embedps evaluate`"
+                )
+            self._sliced = SlicedScores(slices, model, dataset, split=split)
+            kept = self._sliced.kept
+            unit_input = kept.input(batch_rows=EVAL_BATCH_ROWS)
+        eval_unit = make_eval_unit(model, collection, unit_input, kept)
+        self._eval_unit = cluster.led("score", eval_unit)
 
     @classmethod
     def of_run(
@@ -109,6 +127,7 @@ class InlineEvaluation:
             split="eval" if asked.mode == "inline" else None,
             every_units=asked.every_units,
             inner=LedgerOptions.of_run(config, inner=True) if asked.inner_share else None,
+            slices=asked,
         )
 
     def next_pause(self, position: int, units_per_epoch: int) -> int:
@@ -157,10 +176,7 @@ class InlineEvaluation:
         return None if counts is None else dict(self._total(counts).values)
 
     def _total(self, counts: Mapping[int, Counts]) -> ClickScores:
-        total = self._model.accumulator(training=False)
-        for each in counts.values():
-            total.add(each)
-        return total.result()
+        return total_of(self._model, list(counts.values()), self._sliced)
 
     def _count(
         self,
@@ -205,24 +221,25 @@ class InlineEvaluation:
         check: Callable[[], None] = lambda: None,
     ) -> Evaluation | None:
         """Scores the model that a manifest has just saved; logs the scores as the sidecar does."""
-        began, values, examples = time.time(), {}, 0
+        began, found = time.time(), ClickScores(values={}, examples=0)
         if self._split is not None:
             if (counts := self.count(stop, check)) is None:
                 return None
             found = self._total(counts)
-            values, examples = dict(found.values), found.examples
         if self._inner is not None:
             if (counts := self._count(self._inner(), stop, check)) is None:
                 return None
-            found = self._total(counts)
-            values |= {INNER_LOSS: found.loss}
-            values |= {INNER + n: v for n, v in found.values.items() if n not in _NOT_OF_INNER}
-            examples = examples or found.examples
+            inner = self._total(counts)
+            kept = {n: v for n, v in inner.values.items() if stem(n) not in _NOT_OF_INNER}
+            values = {**found.values, INNER_LOSS: inner.loss}
+            values |= {INNER + n: v for n, v in kept.items()}
+            examples = found.examples or inner.examples
+            found = dataclasses.replace(found, values=values, examples=examples)
         now = time.time()
         evaluation = Evaluation(
             number=manifest.number,
             step=manifest.step,
-            metrics=ClickScores(values=values, examples=examples),
+            metrics=found,
             secs=now - began,
             lag_secs=now - manifest.wall_time,
         )

@@ -16,6 +16,7 @@ from embedps.console.child_process import ChildProcess, how_it_ended
 from embedps.engine.recommender import Recommender
 from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
+from embedps.run.slice_options import SliceOptions
 from embedps.storage.object_store import as_path, local_dir
 
 RECOMMENDER_VARIABLE = "EMBEDPS_RECOMMENDER"
@@ -72,6 +73,7 @@ class Sidecar:
                 *("-m", "embedps.evaluate", "--model-dir", config.model_dir),
                 *(("--model", config.model) if config.model is not None else ()),
                 *("--data", config.data, "--resumed-after", str(resumed_after)),
+                *_slice_flags(config.evaluation),
             ],
             log=self.log,
             environment=environment,
@@ -148,6 +150,16 @@ class Sidecar:
     def _how_it_ended(self, code: int) -> str:
         said = f": {self._process.last_line()}" if code >= 0 else ""
         return f"the evaluator ended {how_it_ended(code)}{said}"
+
+
+def _slice_flags(options: SliceOptions) -> list[str]:
+    values = {name: value for name, value in options.divided_by.items() if value}
+    flags = {"--" + name.replace("_", "-"): value for name, value in values.items()}
+    return [
+        str(each)
+        for flag, value in flags.items()
+        for each in (flag, *(value if isinstance(value, tuple) else (value,)))
+    ]
 
 
 def _pickled(recommender: Recommender, seed: int) -> IO[bytes]:

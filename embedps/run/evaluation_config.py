@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, TypeAlias
 
-from embedps.config_fields import MAX_COUNT, check, option
+from embedps.config_fields import MAX_COUNT, option
 from embedps.errors import UsageError
+from embedps.run.slice_options import SliceOptions
 
 EvaluationMode: TypeAlias = Literal["sidecar", "inline", "none"]
 
@@ -18,7 +19,7 @@ INNER_LOSS = f"{INNER}loss"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
+class EvaluationConfig(SliceOptions):
     """How a run is scored on the held-out split, and what it does about the scores."""
 
     mode: EvaluationMode = option(
@@ -39,8 +40,8 @@ class EvaluationConfig:
     metric: str = option(
         "auc",
         "the score that --keep-best, --stop-patience, --reduce-patience and --end-with go by: auc, "
-        "logloss, another one of evaluation.jsonl, or a metric of your model; with --inner-share "
-        "also inner_loss, and the others after inner_",
+        "logloss, another one of evaluation.jsonl, such as gauc or auc@country=3 of a slice, or a "
+        "metric of your model; with --inner-share also inner_loss, and the others after inner_",
     )
     inner_share: float = option(
         0.0,
@@ -83,12 +84,25 @@ class EvaluationConfig:
     )
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if not self.metric:
             raise UsageError("metric must be the name of a score but is empty")
         if self.inner_share and self.mode == "sidecar":
             raise UsageError(
                 "inner_share needs --eval inline or none: a sidecar scores the eval split only"
+            )
+        if self.divides and self.mode == "none" and not self.inner_share:
+            raise UsageError("gauc and slices need --eval sidecar or inline, or --inner-share")
+        self.check_metric(self.metric)
+        if self.tolerance and not (self.stop_patience or self.end_with == "best"):
+            raise UsageError(
+                "tolerance says how much worse than the best a score may be for --stop-patience "
+                f"and --end-with best, but {self.tolerance:g} was given without these: give one"
+            )
+        if self.min_delta and not (self.stop_patience or self.reduce_patience):
+            raise UsageError(
+                "min_delta says what is an improvement for --stop-patience and --reduce-patience, "
+                f"but {self.min_delta:g} was given without these: give one"
             )
         if self.every_units and not self.is_inline:
             raise UsageError(

@@ -17,7 +17,15 @@ from embedps.errors import UsageError, printable
 from embedps.run.cluster_config import NO_BOUND, STALE_STEPS
 from embedps.run.summary import SUMMARY_NAME
 from embedps.scheduling.unit_deaths import FILE_NAME as DEATHS_NAME
-from embedps.score_names import TITLES, check_score, is_higher_better, is_worse, merit, scores_of
+from embedps.score_names import (
+    AT,
+    TITLES,
+    check_score,
+    is_higher_better,
+    is_worse,
+    merit,
+    scores_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -251,7 +259,7 @@ class FitResult:
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         """Gives the head and the rows of the table of scores."""
         shown = self.scores[-_MAX_SHOWN:]
-        names = list(dict.fromkeys(name for score in shown for name in score.values))
+        names = list(dict.fromkeys(n for score in shown for n in score.values if AT not in n))
         rows = []
         for score in shown:
             values = (score.get(name) for name in names)

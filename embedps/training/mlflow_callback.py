@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from embedps.console.lines import say
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.summary import SUMMARY_NAME, read_json, write_json
-from embedps.score_names import scores_of
+from embedps.score_names import AT, scores_of
 from embedps.storage.object_store import as_path
 from embedps.training.callbacks import Callback, RunControl
 from embedps.training.fit_result import FitResult
@@ -133,5 +134,7 @@ class MlflowCallback(Callback):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(k, float(v), now, step) for k, v in scores.items() if v is not None]
+        # MLflow takes letters, digits and _-.:/ and spaces in the name of a metric.
+        named = {re.sub(r"[^\w\-.:/ ]", "_", k.replace(AT, "/")): v for k, v in scores.items()}
+        metrics = [Metric(k, float(v), now, step) for k, v in named.items() if v is not None]
         client.log_batch(self._run_id, metrics=metrics)

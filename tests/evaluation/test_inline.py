@@ -19,7 +19,7 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.summary import read_evaluations
-from embedps.score_names import NOT_SCORES
+from embedps.score_names import scores_of
 from tests import two_tasks
 from tests.builders import (
     SumModel,
@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_sidecar(tmp_path, dataset):
     assert latest(tmp_path).final
     shown = points_of(tmp_path / "tensorboard/eval")
     assert shown["auc"] == {e["step"]: np.float32(e["auc"]) for e in (first, last)}
-    assert shown.keys() == last.keys() - {*NOT_SCORES}
+    assert shown.keys() == scores_of(last).keys()
 
 
 class Projected(SumModel):
@@ -162,14 +162,15 @@ import tensorflow as tf
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from tests.builders import SumModel, make_trainer
-from tests.evaluation.test_inline import RECOMMENDERS, digest
+from tests.evaluation.test_inline import RECOMMENDERS, SLICED, digest
 
 data, model_dir = map(Path, sys.argv[1:3])
 cluster = LocalCluster(num_ps=2, num_workers=2, log_dir=model_dir / "logs")
 dataset = Dataset.open(data)
 recommender = RECOMMENDERS[sys.argv[3]](dataset)
 trainer = make_trainer(
-    dataset, model_dir, cluster=cluster, eval="inline", recommender=recommender
+    dataset, model_dir, cluster=cluster, eval="inline", recommender=recommender,
+    **SLICED[sys.argv[3]],
 )
 inline = trainer._loop.scoring.inline
 calm = inline.count(threading.Event())
@@ -205,6 +206,11 @@ RECOMMENDERS = {
     "two tasks": lambda dataset: two_tasks.make(two_tasks.Config(), dataset),
 }
 
+SLICED: dict[str, Any] = {
+    "dlrm": {"gauc": "C2", "slices": ["C1", "known:C3"]},
+    "two tasks": {},
+}
+
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
@@ -215,7 +221,7 @@ def test_every_example_counts_once_while_a_worker_is_killed(tmp_path, name):
     write = write_dataset if name == "dlrm" else row_visits.write_dataset
     dataset = write(tmp_path / "set", train=(1500, 1500), evaluation=evaluation)
     model_dir = tmp_path / "m"
-    options: dict[str, Any] = {"eval": "inline", "sparse_learning_rate": 0.2}
+    options: dict[str, Any] = {"eval": "inline", "sparse_learning_rate": 0.2, **SLICED[name]}
     recommender = RECOMMENDERS[name](dataset)
     trainer = make_trainer(dataset, model_dir, recommender=recommender, **options)
     trainer.fit()

@@ -1,44 +1,15 @@
-"""Which ids the tables know: those of rows that training has updated."""
+"""Which queries have an id that the tables know: see `embedps.tables.known_ids`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from embedps.engine.step_model import StepModel
 from embedps.tables.collection import EmbeddingCollection
-
-# No table has a row of all of them, so the least of their rates is that of an absent id.
-_PROBES = np.array([np.iinfo(np.int64).min + 0x9E37_79B9_7F4A * i for i in range(1, 9)], np.int64)
-
-
-def update_rates(
-    collection: EmbeddingCollection, table: str, ids: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reads how often rows are updated, as lookups read the rows.
-
-    Args:
-      collection: of one shard.
-      table: of the rows.
-      ids: int64 [n].
-
-    Returns:
-      The share of steps that update each id's row, float32 [n]; and bool [n], whether any has.
-    """
-    for at, group in enumerate(collection.groups):
-        names = [spec.name for spec in group.tables]
-        if table in names:
-            asked = tf.concat([ids, tf.constant(_PROBES)], axis=0)
-            first = names.index(table) + 1
-            size = tf.size(asked)
-            splits = tf.stack([0 * size] * first + [size] * (len(names) + 1 - first))
-            rates = collection.rates_of_shard(at, 0, asked, splits)
-            found = rates[: -len(_PROBES)]
-            return found, found > tf.reduce_min(rates[-len(_PROBES) :])
-    raise ValueError(f"there is no table {table!r}")
+from embedps.tables.known_ids import update_rates
 
 
 class QueryIds:

@@ -19,7 +19,7 @@ from embedps.serving.server.item_encoder import ItemEncoder
 from embedps.serving.server.item_index import NO_ITEM, NO_SCORE, Ids, ItemIndex
 from embedps.serving.server.item_search import ItemSearch
 from embedps.serving.server.ivf_index import Floats
-from embedps.serving.server.known_ids import QueryIds, update_rates
+from embedps.serving.server.known_ids import QueryIds
 from embedps.serving.server.made_columns import of_examples
 from embedps.serving.server.popular_items import PopularItems
 from embedps.serving.server.ranking import Ranking
@@ -27,6 +27,7 @@ from embedps.serving.server.tensor_values import Array
 from embedps.serving.server.top_k_format import SEEN, TopKFormat, TopKRequest
 from embedps.serving.unknown_queries import NOT_POPULAR, UNKNOWN
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.known_ids import update_rates
 from embedps.tables.staged_files import StagedFiles
 
 QUERY = "query"  # the prediction that is a query's vector

@@ -161,7 +161,7 @@ class _Scored:
         units = list(iter(ledger.take, None))
         rows = sum(unit.num_rows for unit in units)
         units = units[:: max(1, math.ceil(rows / config.max_examples))]
-        model = load_from(run, number=manifest.number)
+        model = load_from(run, number=manifest.number, uncalibrated=True)
         self.told = {"model_dir": directory, "number": manifest.number, "step": manifest.step}
         own = [label.weight or dataset.weight for label in labels]
         names = [*(label.name for label in labels), *(name for name in own if name), *wanted]

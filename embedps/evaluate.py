@@ -28,7 +28,7 @@ from embedps.errors import UsageError
 from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
 from embedps.run.cluster_config import MAX_SHARDS
 from embedps.run.monitoring_config import LogFormat, log_format_option
-from embedps.run.opened_run import OpenedRun, RunOptions, open_run
+from embedps.run.opened_run import OpenedRun, RunOptions, open_run, uncalibrated_option
 from embedps.run.run_config import RunConfig
 from embedps.run.slice_options import SliceOptions
 from embedps.run.summary import (
@@ -81,6 +81,7 @@ class EvaluateConfig(SliceOptions, RunOptions):
     idle_secs: float = option(
         math.inf, "end when there was no new checkpoint for this long", above=0, most=math.inf
     )
+    uncalibrated: bool = uncalibrated_option()
     log_format: LogFormat = log_format_option()
 
     def __post_init__(self) -> None:
@@ -141,7 +142,7 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
     display = _ScoreDisplay(run.path)
     evaluator = Evaluator(
-        run.recommender(),
+        _model(run, config, number),
         run.dataset,
         run.directory,
         split=config.split,
@@ -158,6 +159,13 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
             _write_scores(evaluator, config.scores, split.rows)
     finally:
         evaluator.collection.drop()  # a program may run the command again and again
+
+
+def _model(run: OpenedRun, config: EvaluateConfig, number: int | None) -> Recommender:
+    """Makes the model; calibrated if one checkpoint is scored, as those of a run go on."""
+    if number is None and not config.once:
+        return run.recommender()
+    return run.calibrated(run.manifest(number), uncalibrated=config.uncalibrated)
 
 
 def _slices(run: OpenedRun, config: EvaluateConfig) -> SliceOptions:

@@ -11,6 +11,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from embedps.checkpoint.refs import manifest_option
 from embedps.config_fields import MAX_COUNT, option
@@ -19,7 +20,8 @@ from embedps.console.lines import say
 from embedps.console.progress import ProgressLine
 from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
-from embedps.run.opened_run import RunOptions
+from embedps.run.calibration_file import to_json
+from embedps.run.opened_run import RunOptions, uncalibrated_option
 from embedps.serving import unknown_queries
 from embedps.serving.export_directory import read_description
 from embedps.serving.unknown_queries import UnknownQuery
@@ -57,6 +59,7 @@ class ExportConfig(RunOptions):
         most=MAX_COUNT,
     )
     unknown_query: UnknownQuery = unknown_queries.choice()
+    uncalibrated: bool = uncalibrated_option()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,9 +85,12 @@ def export(config: ExportConfig) -> Path:
     """
     output, run = Path(config.output), config.open()
     manifest = run.manifest(config.number)
+    recommender = run.calibrated(manifest, uncalibrated=config.uncalibrated)
+    fitted = recommender.calibration
+    layer = None if fitted is None else to_json(fitted)
     target = output / str(manifest.number)
     if target.exists():
-        _check_same(target, manifest.history, config)
+        _check_same(target, manifest.history, config, layer)
         say(f"{target}: is there already")
         return target
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
@@ -93,7 +99,7 @@ def export(config: ExportConfig) -> Path:
     say(f"exports checkpoint {manifest.number}")
     with command_line.sigterm_interrupts(), ProgressLine("export", 0, unit="rows") as line:
         exported = export_model(
-            run.recommender(),
+            recommender,
             run.dataset,
             run.directory,
             output,
@@ -112,7 +118,9 @@ def export(config: ExportConfig) -> Path:
     return exported.path
 
 
-def _check_same(target: Path, history: str, config: ExportConfig) -> None:
+def _check_same(
+    target: Path, history: str, config: ExportConfig, layer: dict[str, Any] | None
+) -> None:
     """Checks an export that is there.
 
     Raises:
@@ -130,6 +138,8 @@ def _check_same(target: Path, history: str, config: ExportConfig) -> None:
         for name in ("top_k", "unknown_query"):
             if found.get(name) != getattr(config, name):
                 wrong = f"with --{name.replace('_', '-')} {found.get(name, 'of an older version')}"
+    if found.get("calibration") != layer:
+        wrong = "with another calibration, or none"
     if wrong:
         raise UsageError(f"{target} is there, {wrong}: give another --output, or remove it")
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from embedps.score_names import AT, TITLES
+from embedps.score_names import TITLES, slice_of
 
 NUM_BINS = 16384
 """Of each histogram. Two examples in one bin count as a tie. A bin is 0.0015 wide in logits near 0,
@@ -149,6 +149,7 @@ class ClickMetrics(tf.keras.metrics.Metric):
             weights, under names such as "weighted_auc".
         """
         super().__init__(name=name)
+        self.mapped: Callable[[tf.Tensor], tf.Tensor] | None = None  # maps logits before they count
         self._counts = {"": self._add_counts("", tf.float64 if soft else tf.int64)}
         if weighted:
             self._counts["weighted_"] = self._add_counts("weighted_", tf.float64)
@@ -177,6 +178,7 @@ class ClickMetrics(tf.keras.metrics.Metric):
           weights: float32 [batch], if it is weighted.
           present: bool [batch]: which labels there are; by default all. The others do not count.
         """
+        logits = logits if self.mapped is None else self.mapped(logits)
         there = None if present is None else tf.cast(present, tf.float32)
         for name, counted in self._counts.items():
             times = there
@@ -340,14 +342,14 @@ class ClickScores:
             for name, value in self.values.items()
             if not self._is_further(name)
         ]
-        of_slices = len({name.partition(AT)[2] for name in self.values} - {""})
+        of_slices = len({slice_of(name) for name in self.values} - {""})
         parts += [f"{of_slices} slices"] if of_slices else []
         line = ", ".join([*parts, f"{self.examples:,} examples"])
         return line + " (some have a loss that is not a number)" * self._loses_numbers
 
     def _is_further(self, name: str) -> bool:
         """Tells whether a score is of a slice, or beside the AUC of the same label: not shown."""
-        if AT in name:
+        if slice_of(name):
             return True
         stem = name.removesuffix("auprc").removesuffix("rmse").removesuffix("mae")
         return stem != name and f"{stem}auc" in self.values

@@ -23,7 +23,7 @@ from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
-from embedps.run.opened_run import RunOptions
+from embedps.run.opened_run import RunOptions, uncalibrated_option
 from embedps.storage.file_io import open_file
 from embedps.storage.file_lock import FileLock
 
@@ -64,6 +64,7 @@ class PredictConfig(RunOptions):
         None,
         "the checkpoint's number, or a ref (default: the newest, or that of the run to go on with)",
     )
+    uncalibrated: bool = uncalibrated_option()
     batch_size: int = option(
         8192, "the most rows that are scored at a time", least=1, most=MAX_COUNT
     )
@@ -133,7 +134,7 @@ def predict(config: PredictConfig) -> None:
         f"scores {len(left)} of {len(paths)} files{rows} with checkpoint {chosen}"
         + ("" if newest is None or newest.number == chosen else f"; the newest is {newest.number}"),
     )
-    model = load_from(run, number=chosen)
+    model = load_from(run, number=chosen, uncalibrated=config.uncalibrated)
     try:
         reader = make_raw and make_raw(model.columns, plan.keep, config.batch_size)
         with ProgressLine("predict", total, unit="rows") as line:

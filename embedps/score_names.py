@@ -42,7 +42,13 @@ def is_higher_better(name: str) -> bool:
 
 def stem(name: str) -> str:
     """Gives a score's name without its slice."""
-    return name.partition(AT)[0]
+    return name.partition(AT)[0] if slice_of(name) else name
+
+
+def slice_of(name: str) -> str:
+    """Gives the slice of a score, COLUMN=VALUE; empty of all examples, such as recall@20."""
+    found = name.partition(AT)[2]
+    return found if "=" in found else ""
 
 
 def merit(name: str, value: float) -> float:
@@ -86,8 +92,8 @@ def no_score(name: str, known: Iterable[str], by_slice: str = "") -> UsageError:
       known: the scores that there are.
       by_slice: says which there are of slices, if these are not among them.
     """
-    parts = name.partition(AT)
-    begin = "".join(parts[:2]) if parts[1] else ""
-    same = [each for each in known if (each.startswith(begin) if begin else AT not in each)]
+    of_slice = bool(slice_of(name))
+    same = [n for n in known if bool(slice_of(n)) == of_slice]
+    same = [n for n in same if not of_slice or stem(n) == stem(name)]
     of = f"the model has {', '.join(same)}" if same else f"there is none of {stem(name)} by slice"
     return UsageError(f"there is no score {name!r} to go by: {of}{by_slice}")

@@ -122,7 +122,12 @@ def example_request(config: ServeConfig) -> str:
     from embedps.serving.server.json_bodies import body_of
     from embedps.serving.server.live_model import sample_records
 
-    model = load_from(run, number=config.ref[0] if config.ref else config.number)
+    model = load_from(
+        run,
+        number=config.ref[0] if config.ref else config.number,
+        uncalibrated=config.uncalibrated,
+        tells=False,
+    )
     return body_of(sample_records(run.dataset, model.columns).slice(0, _EXAMPLE_ROWS))
 
 
@@ -150,7 +155,11 @@ def _add(api: ModelApi, name: str, run: OpenedRun, config: ServeConfig) -> None:
     from embedps.serving.server.served_model import ServedModel
     from embedps.serving.server.shadow import Shadow
 
-    recommender = run.recommender()
+    first = run.manifest(_first_number(run, config))
+    recommender = run.calibrated(first, uncalibrated=config.uncalibrated)
+    layer = recommender.calibration
+    if layer is not None and layer.checkpoint is not None and config.follow:
+        say(f"{name}: checkpoints after {first.number} are served with this calibration too")
     transforms = Transforms.of(run.dataset) if config.raw else None
 
     def make(manifest: Manifest) -> LiveModel:

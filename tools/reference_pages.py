@@ -43,6 +43,7 @@ _COMMANDS = (
     "embedps.scale",
     "embedps.evaluate",
     "embedps.compare",
+    "embedps.calibrate",
     "embedps.predict",
     "embedps.export",
     "embedps.serve",

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from embedps.engine.calibration import Calibration
 from embedps.errors import UsageError
 
 if TYPE_CHECKING:  # these import TensorFlow, which a model's flags do not wait for
@@ -48,6 +49,7 @@ class Recommender:
       model: name of the module that made it, as --model takes it; other processes make the model
         again by this name. None if only this process has the model.
       config: the instance of that module's class `Config` that `make` got.
+      calibration: of its predictions, as `embedps calibrate` fitted it; training has none.
     """
 
     build: Callable[[], tf.keras.Model]
@@ -58,6 +60,7 @@ class Recommender:
     wire_dtype: str = "float32"
     model: str | None = None
     config: Any = None
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         is_made = not isinstance(self.build, type) and hasattr(self.build, "train_step")

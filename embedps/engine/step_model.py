@@ -71,7 +71,7 @@ class StepModel:
         self._make_variables()
         used = self._used_columns()  # traces the model: ids that are not columns are refused
         if recommender.columns is None:
-            self.columns = self._kept(used)
+            self.columns = self.columns_of(used)
         self._check_call()
 
     @property
@@ -230,9 +230,8 @@ class StepModel:
 
     def accumulator(self, *, training: bool) -> Accumulator:
         """Makes an accumulator of this model's counts."""
-        if training:
-            return Accumulator(self.metrics.scores)
-        return Accumulator(self._scored.scores, self._scored.deciles)
+        metrics = self.metrics if training else self._scored
+        return Accumulator(metrics.scores, metrics.deciles)
 
     def encode_candidates(self, collection: EmbeddingCollection) -> list[tf.Tensor]:
         """Encodes the candidates that metrics rank, with the present rows and variables."""
@@ -249,7 +248,9 @@ class StepModel:
         """Computes predictions by name; see `loss` for the arguments."""
         columns = self.fill(columns)
         with self.embeddings.providing(activations, columns):
-            return model_interface.outputs(self.model, columns, self._offered.targets)
+            found = model_interface.outputs(self.model, columns, self._offered.targets)
+        layer = self.recommender.calibration
+        return found if layer is None else layer.of(found)
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
@@ -291,8 +292,10 @@ class StepModel:
             ) from error
 
     def columns_of(self, inputs: set[str]) -> Columns:
-        """Gives the columns among what `output_inputs` returned."""
-        return self._kept(inputs)
+        """Gives the columns of some names; NUMERICS means all numerics."""
+        return self._offered.keep(
+            inputs | set(self._offered.numerics if NUMERICS in inputs else ())
+        )
 
     def fill(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Adds the columns that a batch lacks, with values that do not matter."""
@@ -440,10 +443,6 @@ class StepModel:
                 self.activation_specs(),
             )
         return used
-
-    def _kept(self, used: set[str]) -> Columns:
-        """Gives the columns of some names; NUMERICS means all numerics."""
-        return self._offered.keep(used | set(self._offered.numerics if NUMERICS in used else ()))
 
 
 def _declare_label(model: ClickModel, dataset: Dataset) -> None:

@@ -21,6 +21,7 @@ from embedps.data.transforms_digest import difference, stored_digest
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.click_model import ClickModel
 from embedps.engine.corpus_metrics import encoder
+from embedps.engine.kept_examples import predicted_labels
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.example_scores import ExampleScorer
@@ -37,6 +38,7 @@ def load(
     data: Path | str | None = None,
     model: str | None = None,
     recommender: Recommender | None = None,
+    uncalibrated: bool = False,
 ) -> LoadedModel:
     """Loads a run's model from a checkpoint.
 
@@ -46,20 +48,29 @@ def load(
       data: the dataset's directory; the run's by default.
       model: the run's model, if it is a module of your own.
       recommender: the run's model, if it was given from Python.
+      uncalibrated: leave out the layer that `embedps calibrate` fitted.
 
     Raises:
-      UsageError: the directory is not of a run, has no checkpoint, or is of another model.
+      UsageError: the directory is not of a run, has no checkpoint, or is of another model; or the
+        layer was fitted on another checkpoint.
       CorruptCheckpointError: a file is absent, or differs from what was written.
       DimMismatchError: the checkpoint is of another model.
     """
     run = open_run(model_dir, data=data, model=model, recommender=recommender)
-    return load_from(run, number=number)
+    return load_from(run, number=number, uncalibrated=uncalibrated, tells=False)
 
 
-def load_from(run: OpenedRun, *, number: int | str | None = None) -> LoadedModel:
+def load_from(
+    run: OpenedRun,
+    *,
+    number: int | str | None = None,
+    uncalibrated: bool = False,
+    tells: bool = True,
+) -> LoadedModel:
     """Loads the model of a run that is open; see `load`."""
     manifest = run.manifest(number)
-    return LoadedModel(run.recommender(), run.dataset, run.directory, manifest, seed=run.seed)
+    recommender = run.calibrated(manifest, uncalibrated=uncalibrated, tells=tells)
+    return LoadedModel(recommender, run.dataset, run.directory, manifest, seed=run.seed)
 
 
 class LoadedModel(RestoredModel):
@@ -113,6 +124,10 @@ class LoadedModel(RestoredModel):
             raise UsageError(f"the records: {other}")
         columns = _features(table, self._model.output_columns, self._model.recommender.missing_id)
         return {name: value.numpy() for name, value in self._predict(columns).items()}
+
+    def label_predictions(self, dataset: Dataset) -> dict[str, str]:
+        """Names the predictions of the dataset's binary labels; see `predicted_labels`."""
+        return predicted_labels(self._model, dataset)
 
     @property
     def click_label(self) -> str | None:

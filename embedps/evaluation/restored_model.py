@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -16,16 +17,19 @@ from embedps.console import tf_logging
 from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.batch_free import batch_free
+from embedps.engine.calibration import Curve
 from embedps.engine.checkpoint_restore import (
     check_tables,
     load_dense,
     load_rows,
     load_vectors,
 )
+from embedps.engine.click_model import ClickModel
 from embedps.engine.model_signature import check_signature, signature_of
 from embedps.engine.recommender import Recommender
 from embedps.engine.row_padding import pad
 from embedps.engine.step_model import StepModel
+from embedps.metrics import ClickMetrics
 from embedps.tables.collection import EmbeddingCollection
 
 
@@ -57,6 +61,7 @@ class RestoredModel:
         self._directory = directory
         tf.keras.utils.set_random_seed(seed)
         self._model = StepModel(recommender, dataset)
+        _calibrate_metrics(self._model)
         self._signature = signature_of(self._model)
         self._collection = EmbeddingCollection(
             self._model.tables,
@@ -127,3 +132,19 @@ class RestoredModel:
         columns = self._model.prepare(self._model.fill(columns), training=False)
         found = self._collection.lookup(columns, insert=False)
         return self._model.outputs(columns, self._collection.combine(found))
+
+
+def _calibrate_metrics(model: StepModel) -> None:
+    """Makes the scores of a model's clicks those of its calibrated predictions."""
+    calibration = model.recommender.calibration
+    if calibration is None:
+        return
+    for metric in model.model.metrics:
+        name = "score" if isinstance(model.model, ClickModel) else metric.name
+        if isinstance(metric, ClickMetrics) and name in calibration.curves:
+            metric.mapped = functools.partial(_mapped, calibration.curves[name])
+
+
+def _mapped(curve: Curve, logits: tf.Tensor) -> tf.Tensor:
+    chances = curve.apply(tf.sigmoid(logits))
+    return tf.math.log(chances) - tf.math.log1p(-chances)

@@ -10,9 +10,11 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.refs import number_of
 from embedps.config_fields import option
+from embedps.console.lines import say
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
+from embedps.run.calibration_file import check_fresh, read_calibration
 from embedps.run.preparation import open_as_trained
 from embedps.run.run_config import RunConfig, read_run
 from embedps.storage.object_store import as_path
@@ -45,6 +47,28 @@ class OpenedRun:
         if isinstance(self.model, Recommender):
             return self.model
         return self.model.recommender(self.dataset)
+
+    def calibrated(
+        self, manifest: Manifest, *, uncalibrated: bool = False, tells: bool = True
+    ) -> Recommender:
+        """Makes the run's model with its layer of calibration, if there is one.
+
+        Args:
+          manifest: that the layer must have been fitted on.
+          uncalibrated: leave the layer out.
+          tells: print a line of the layer.
+
+        Raises:
+          UsageError: the layer was fitted on another checkpoint, or is damaged; or see
+            `recommender`.
+        """
+        found = None if uncalibrated else read_calibration(self.path)
+        if found is None:
+            return self.recommender()
+        check_fresh(found, manifest, self.path)
+        if tells:
+            say(f"checkpoint {manifest.number}: {found.describe()}")
+        return dataclasses.replace(self.recommender(), calibration=found)
 
     def manifest(self, number: int | str | None = None) -> Manifest:
         """Reads a checkpoint's manifest, by its number or a ref; by default the newest.
@@ -118,6 +142,14 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         config_fields.check(self)
+
+
+def uncalibrated_option() -> bool:
+    """Declares the flag that leaves a layer out."""
+    leaves_out: bool = option(
+        False, "give the model's predictions without the layer of embedps calibrate"
+    )
+    return leaves_out
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from embedps.config_fields import MAX_COUNT, check, option
 from embedps.errors import UsageError
-from embedps.score_names import AT
+from embedps.score_names import slice_of, stem
 
 KNOWN = "known:"
 """Before a column of ids: its slices are ids of rows that training has updated, and new ids."""
@@ -66,12 +66,12 @@ class SliceOptions:
         Raises:
           UsageError: it is of a slice or of groups that nobody asked for.
         """
-        stem, _, slice_ = metric.partition(AT)
+        slice_ = slice_of(metric)
         if slice_ and not any(slice_.startswith(f"{column}=") for column in self.slices):
             asked = ", ".join(self.slices) or "none"
             raise UsageError(
                 f"metric {metric!r} is of a slice, COLUMN=VALUE, of a column of --slices, which "
                 f"are {asked}: give --slices {slice_.partition('=')[0]}"
             )
-        if stem.endswith("gauc") and self.gauc is None:
+        if stem(metric).endswith("gauc") and self.gauc is None:
             raise UsageError(f"metric {metric!r} needs --gauc COLUMN: the column of the groups")

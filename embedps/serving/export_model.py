@@ -21,6 +21,7 @@ from embedps.engine.step_model import StepModel
 from embedps.errors import CheckpointError
 from embedps.features.table_schema import Table
 from embedps.layers import stock_ops
+from embedps.run.calibration_file import to_json
 from embedps.serving import unknown_queries
 from embedps.serving.export_directory import EXTRA, describe, new_export
 from embedps.serving.row_arrays import RowDtype, RowStack, stack_rows
@@ -111,8 +112,11 @@ def export_model(
         tf.saved_model.save(stock, str(path), signatures=signatures)
         (path / EXTRA).mkdir()
         write_requests(path / EXTRA / FILE_NAME, stock.warm_up_requests())
-        asked = {"top_k": top_k, "unknown_query": unknown_query} if stock.ranks_items else {}
+        asked: dict[str, Any] = {}
+        asked |= {"top_k": top_k, "unknown_query": unknown_query} if stock.ranks_items else {}
         about = _description(manifest, row_dtype, stacks, stock.num_items, [*signatures])
+        layer = recommender.calibration
+        asked |= {} if layer is None else {"calibration": to_json(layer)}
         describe(path, about | asked)
     return Exported(
         path=output / str(number),

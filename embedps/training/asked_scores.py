@@ -7,7 +7,7 @@ from embedps.engine.step_model import StepModel
 from embedps.evaluation.sliced_scores import SlicedScores
 from embedps.run.config import TrainConfig
 from embedps.run.evaluation_config import INNER, INNER_LOSS
-from embedps.score_names import AT, no_score, stem
+from embedps.score_names import AT, no_score, slice_of, stem
 
 
 def check_scores(config: TrainConfig, model: StepModel, dataset: Dataset) -> None:
@@ -32,7 +32,7 @@ def check_scores(config: TrainConfig, model: StepModel, dataset: Dataset) -> Non
     if asked.inner_share:
         found = [*found, INNER_LOSS, *(INNER + name for name in known)]
         sliced = [*sliced, *(INNER + name for name in sliced)]
-    of_slice = AT in asked.metric and stem(asked.metric) in sliced
+    of_slice = slice_of(asked.metric) and stem(asked.metric) in sliced
     if asked.metric not in found and not of_slice:
         more = "; of slices also " + ", ".join(
             f"{name}{AT}{column}=VALUE" for column in asked.slices for name in sliced

@@ -18,13 +18,13 @@ from embedps.run.cluster_config import NO_BOUND, STALE_STEPS
 from embedps.run.summary import SUMMARY_NAME
 from embedps.scheduling.unit_deaths import FILE_NAME as DEATHS_NAME
 from embedps.score_names import (
-    AT,
     TITLES,
     check_score,
     is_higher_better,
     is_worse,
     merit,
     scores_of,
+    slice_of,
 )
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class FitResult:
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         """Gives the head and the rows of the table of scores."""
         shown = self.scores[-_MAX_SHOWN:]
-        names = list(dict.fromkeys(n for score in shown for n in score.values if AT not in n))
+        names = list(dict.fromkeys(n for score in shown for n in score.values if not slice_of(n)))
         rows = []
         for score in shown:
             values = (score.get(name) for name in names)

@@ -41,7 +41,6 @@ from embedps.scheduling.unit_deaths import SetAsideError
 from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import event_secs_of
-from embedps.training.asked_scores import check_scores
 from embedps.training.best_ending import end_with_best
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.callbacks import Callback, Callbacks, stock
@@ -215,7 +214,6 @@ class Trainer:
         """Makes the parts that the loop polls, and the loop."""
         setup, asked = self._setup, self._config.evaluation
         self._dataset = dataset
-        check_scores(self._config, setup.model, dataset)
         self._recoveries = RecoveryRecord(recovered_from, setup.writer.last)
         self._scalings = ScalingRecord(recovered_from, setup.writer.last)
         self._effects = CallbackEffects(

@@ -55,6 +55,7 @@ from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec, brings_schedule, event_secs_of
 from embedps.tables.tier import Tiered
+from embedps.training.asked_scores import check_scores
 from embedps.training.checkpoint_writer import CheckpointWriter
 from embedps.training.evicted_rows import EvictedRowsWriter
 from embedps.training.warm_start import warm_start
@@ -149,6 +150,7 @@ def set_up(
             on_servers=steps.way(cluster.place) != ONE_PROCESS,
         )
         nan_where_missing = not check_missing(model, dataset)
+        check_scores(config, model, dataset)
         optimizer = make_dense_optimizer(
             model.optimizer or asked.dense_optimizer,
             asked.dense_learning_rate * config.dense_rate_scale(cluster.num_workers),

@@ -10,7 +10,7 @@ from embedps.checkpoint.refs import check_name
 from embedps.config_fields import MAX_COUNT, option, section
 from embedps.errors import UsageError
 from embedps.run.monitoring_config import LogFormat, log_format_option
-from embedps.run.opened_run import ModelOptions
+from embedps.run.opened_run import ModelOptions, uncalibrated_option
 from embedps.serving.server.batching import Batching
 from embedps.serving.server.ranking import Ranking
 
@@ -66,6 +66,7 @@ class ServeConfig(ModelOptions):
         None, "a file that gets both predictions of each such request, a line of JSON each"
     )
     raw: bool = option(False, "add the signature `raw`, which takes what the dataset was made of")
+    uncalibrated: bool = uncalibrated_option()
     log_format: LogFormat = log_format_option()
     batching: Batching = section(Batching)
     ranking: Ranking = section(Ranking)

@@ -24,6 +24,7 @@ _COMMANDS = {
     "evaluate": "score the checkpoints of a run on held-out data, while it trains or later",
     "compare": "tell which of two models scores better on the same examples, and whether by chance",
     "calibrate": "fit the layer that makes chances of predictions, for all that score with a model",
+    "report": "write one page of a run to send: scores, slices, calibration, tables, failures",
     "predict": "score files of records with a trained model",
     "export": "write a SavedModel that TensorFlow Serving loads",
     "serve": "answer requests with a trained model, over gRPC and REST, while it trains on",

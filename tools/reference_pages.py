@@ -44,6 +44,7 @@ _COMMANDS = (
     "embedps.evaluate",
     "embedps.compare",
     "embedps.calibrate",
+    "embedps.report",
     "embedps.predict",
     "embedps.export",
     "embedps.serve",

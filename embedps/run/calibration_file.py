@@ -64,7 +64,8 @@ def read_calibration(model_dir: Path) -> Calibration | None:
 
 
 def _curve(content: dict[str, Any]) -> Curve:
-    return Curve(**{k: tuple(v) if k in ("x", "y") else v for k, v in content.items()})
+    given: dict[str, Any] = {k: tuple(v) if k in ("x", "y") else v for k, v in content.items()}
+    return Curve(**given)
 
 
 def _damaged(path: Path, why: str) -> UsageError:

@@ -127,7 +127,7 @@ def test_slices_have_the_scores_of_their_examples(run: Path, dataset: Dataset) -
         plain = plain_scores.click_scores(labels[rows], logit(scores[rows]))
         assert line[f"examples@{name}"] == rows.sum()
         for score in ("auc", "logloss", "calibration"):
-            within: dict[str, float] = {"abs": 1e-3} if score == "auc" else {"rel": 1e-5}
+            within: dict[str, Any] = {"abs": 1e-3} if score == "auc" else {"rel": 1e-5}
             assert line[f"{score}@{name}"] == pytest.approx(plain[score], **within)
     assert sum(line[f"examples@{n}"] for n in chosen if n.startswith("C1")) == len(labels)
     assert line["examples@row=rest"] == len(labels) - 3  # a slice per example stays below the cap

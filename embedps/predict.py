@@ -23,6 +23,7 @@ from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
+from embedps.run.calibration_file import to_json
 from embedps.run.opened_run import RunOptions, uncalibrated_option
 from embedps.storage.file_io import open_file
 from embedps.storage.file_lock import FileLock
@@ -108,11 +109,13 @@ def predict(config: PredictConfig) -> None:
         if newest is None:
             raise run.has_none()
         chosen = newest.number
+    layer = run.calibration(run.directory.read(chosen), uncalibrated=config.uncalibrated)
     plan = ScoringPlan(
         model_dir=str(Path(config.model_dir).absolute()),
         checkpoint=chosen,
         raw=config.raw,
         keep=config.keep,
+        calibration=None if layer is None else to_json(layer),
         files=_input_files(paths),
     )
     if stored is not None:

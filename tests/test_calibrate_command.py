@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import embedps
-from embedps import calibrate, evaluate, export
+from embedps import calibrate, evaluate, export, predict
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
@@ -20,7 +20,9 @@ from embedps.errors import UsageError
 from embedps.evaluation.calibration_fit import fit
 from embedps.run.opened_run import open_run
 from embedps.run.summary import read_evaluations
+from embedps.serving.server.live_model import LiveModel
 from tests.builders import COLUMNS, read_split
+from tests.serving.builders import tensors
 
 
 def command(*flags: object) -> int:
@@ -126,6 +128,31 @@ def test_layer_is_applied_with_the_same_bits_by_all(
         == 2
     )
     assert "with another calibration, or none" in capsys.readouterr().err
+
+
+def test_predict_goes_on_with_the_layer_that_it_began_with(
+    copied: Path, clicks: Dataset, tmp_path: Path, capsys: Any
+) -> None:
+    flags = ["--model-dir", str(copied), "--input", *map(str, clicks.paths("eval"))]
+    flags += ["--output", str(tmp_path / "s")]
+    assert command_line.run(predict.main, flags) == 0
+    assert command(copied) == 0
+    next((tmp_path / "s").glob("*.parquet")).unlink()
+    assert command_line.run(predict.main, flags) == 2
+    assert "has scores of another calibration, or none" in capsys.readouterr().err
+    assert command_line.run(predict.main, [*flags, "--uncalibrated"]) == 0
+
+
+def test_server_gives_the_bits_of_the_layer(copied: Path, clicks: Dataset) -> None:
+    assert command(copied) == 0
+    run = open_run(copied)
+    manifest = run.manifest()
+    table = read_split(clicks).slice(0, 37)
+    wanted = embedps.load(copied).predict(table)["score"]
+    model = LiveModel(run.calibrated(manifest), run.dataset, run.directory, manifest)
+    request = model.format.request(tensors(table, COLUMNS))
+    assert np.array_equal(model.score(request).outputs["score"], wanted)
+    model.close()
 
 
 def test_stale_or_damaged_layer_is_refused(copied: Path, tmp_path: Path, capsys: Any) -> None:

@@ -55,6 +55,7 @@ class ScoringPlan:
       checkpoint: the manifest's number.
       raw: whether the files have raw records.
       keep: the input's columns that the output has too.
+      calibration: the layer of the scores, as its file has it; None if there is none.
       files: in order.
     """
 
@@ -62,6 +63,7 @@ class ScoringPlan:
     checkpoint: int
     raw: bool
     keep: tuple[str, ...]
+    calibration: Mapping[str, Any] | None = None
     files: tuple[ScoredFile, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ class ScoringPlan:
             "checkpoint": self.checkpoint,
             "raw": self.raw,
             "keep": list(self.keep),
+            "calibration": self.calibration,
             "files": files,
         }
 
@@ -88,7 +91,8 @@ class ScoringPlan:
         """
         for name, ours in self.to_json().items():
             if stored.get(name) != ours:
-                what = "other files" if name == "files" else f"{name} {stored.get(name)!r}"
+                whole = {"files": "other files", "calibration": "another calibration, or none"}
+                what = whole.get(name, f"{name} {stored.get(name)!r}")
                 raise UsageError(
                     f"--output {output} has scores of {what}: give another directory, or remove "
                     "this one"

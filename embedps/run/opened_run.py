@@ -12,6 +12,7 @@ from embedps.checkpoint.refs import number_of
 from embedps.config_fields import option
 from embedps.console.lines import say
 from embedps.data.dataset import Dataset
+from embedps.engine.calibration import Calibration
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.run.calibration_file import check_fresh, read_calibration
@@ -48,6 +49,13 @@ class OpenedRun:
             return self.model
         return self.model.recommender(self.dataset)
 
+    def calibration(self, manifest: Manifest, *, uncalibrated: bool = False) -> Calibration | None:
+        """Reads the layer of calibration; see `calibrated`, which raises too."""
+        found = None if uncalibrated else read_calibration(self.path)
+        if found is not None:
+            check_fresh(found, manifest, self.path)
+        return found
+
     def calibrated(
         self, manifest: Manifest, *, uncalibrated: bool = False, tells: bool = True
     ) -> Recommender:
@@ -62,10 +70,9 @@ class OpenedRun:
           UsageError: the layer was fitted on another checkpoint, or is damaged; or see
             `recommender`.
         """
-        found = None if uncalibrated else read_calibration(self.path)
+        found = self.calibration(manifest, uncalibrated=uncalibrated)
         if found is None:
             return self.recommender()
-        check_fresh(found, manifest, self.path)
         if tells:
             say(f"checkpoint {manifest.number}: {found.describe()}")
         return dataclasses.replace(self.recommender(), calibration=found)

@@ -1,7 +1,8 @@
 """Scores two towers beside tuned baselines: `python -m benchmarks.model_retrieval --samples DIR`.
 
-On LightGCN's splits of lastfm and MovieLens 1M, two towers stand beside ALS and BPR. On MovieLens
-100K the last item of each user is held out. Every number is a mean over seeds with its spread.
+On LightGCN's splits of lastfm, MovieLens 1M and Amazon Beauty (6 items per user), two towers stand
+beside ALS, BPR, item-kNN and EASE. On MovieLens 100K the last item of each user is held out. Every
+number is a mean over seeds with its spread; item-kNN and EASE have no chance in them.
 
 The same command goes on after an interruption; `--max-secs` interrupts it.
 """
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import child
+from benchmarks.baselines.linear_retrieval import score_linear
 from benchmarks.environments import BASELINES, python_of
 from benchmarks.harness import (
     DIR,
@@ -37,10 +39,20 @@ from embedps.errors import EmbedpsError
 from embedps.pipelines.ingestion import interactions
 from embedps.pipelines.ingestion.interactions import make_dataset, read_items
 
-RETRIEVAL = ("lastfm", "ml-1m")
+RETRIEVAL = ("lastfm", "ml-1m", "beauty")
 LAST_ITEM = "ml-100k last item"
 SAMPLES = (*RETRIEVAL, LAST_ITEM)
 SEEDS = (0, 1, 2)
+SPARSE = [
+    "--embedding-dim=128",
+    "--temperature=0.15",
+    "--num-negatives=1000",
+    "--history=history",
+    "--history-rows=item",
+    "--sparse-optimizer=sgd",
+    "--sparse-learning-rate=16",
+    "--epochs=10",
+]
 TWO_TOWER = {
     "lastfm": [
         "--embedding-dim=128",
@@ -51,6 +63,7 @@ TWO_TOWER = {
         "--epochs=30",
     ],
     "ml-1m": ["--embedding-dim=128", "--temperature=0.15", "--epochs=20", "--batch-size=2048"],
+    "beauty": SPARSE,
 }
 
 
@@ -68,20 +81,21 @@ def baseline(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def retrieval(
     name: str, samples: Path, folder: Path, found: dict[str, Any], ended: Callable[[], bool]
 ) -> Iterator[None]:
-    """Scores two towers, ALS and BPR on a split in LightGCN's format.
+    """Scores two towers and the baselines on a split in LightGCN's format.
 
     It adds to `found` what that lacks, until `ended` is true; it yields after each part.
     """
     paths = {
         part: samples / f"lightgcn_{name}_{part}.txt.gz" for part in ("train", "valid", "test")
     }
+    pairs = {
+        part: np.array([(user, item) for user, items in read_items(path).items() for item in items])
+        for part, path in paths.items()
+    }
+    if not {"item-kNN", "EASE"} <= found.keys() and not ended():
+        found |= score_linear(pairs)
+        yield
     if not {"ALS", "BPR"} <= found.keys() and not ended():
-        pairs = {
-            part: np.array(
-                [(user, item) for user, items in read_items(path).items() for item in items]
-            )
-            for part, path in paths.items()
-        }
         found |= baseline(pairs, folder)
         yield
     made, settings = folder / "set", TWO_TOWER[name]

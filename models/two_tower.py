@@ -51,6 +51,12 @@ class Config(TableOptions):
     margin: float = option(0.8, "cosine from which a negative costs (ccl)", least=-1, most=1)
     negative_weight: float = option(150.0, "of the negatives' mean (ccl)", above=0)
     history_weight: float = option(0.5, "share of the history in the query", least=0, most=1)
+    history_rows: str = option(
+        "own",
+        "own: the history's items have rows of their own; item: it reads the items' rows, so that "
+        "items of few users learn from those beside them",
+        choices=("own", "item"),
+    )
     dropout: float = dropout()
     at: tuple[int, ...] = option((10, 20, 100), "the k of recall@k and so on", least=1)
 
@@ -84,9 +90,10 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         raise UsageError(f"the item's id must be one id per row, but {config.item[0]!r} has lists")
     item = config.item[0]
     corrects = config.log_q and config.loss == "softmax"
-    # Hard negatives update the items' rows too: then a table of counts tells how often items are
-    # in a batch or drawn.
-    has_counts = corrects and config.hard_negatives is not None
+    shares = config.history is not None and config.history_rows == "item"
+    # Hard negatives and histories may update the items' rows too: then a table of counts tells how
+    # often items are in a batch or drawn.
+    has_counts = corrects and (config.hard_negatives is not None or shares)
 
     features = [
         FeatureSpec(
@@ -98,10 +105,9 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         for name in (*singles, *lists)
     ]
     if config.history is not None:
-        # A table of its own, as in the authors' code: the items' rows then count the items alone.
-        features.append(
-            FeatureSpec(name=config.history, table=config.table(config.history), ragged=True)
-        )
+        # In the authors' code the history has a table of its own.
+        rows_of = config.table(item if shares else config.history)
+        features.append(FeatureSpec(name=config.history, table=rows_of, ragged=True))
     if config.hard_negatives is not None:
         features.append(
             FeatureSpec(

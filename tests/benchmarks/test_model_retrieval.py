@@ -26,7 +26,11 @@ def test_retrieval_goes_on_where_it_was_interrupted(samples, tmp_path, monkeypat
         seeds.append(seed)
         return {"recall@20": seed + 0.5, "ndcg@20": seed + 0.25}
 
+    def linear(pairs):
+        return {name: {"recall@20": [0.3], "ndcg@20": [0.4]} for name in ("item-kNN", "EASE")}
+
     monkeypatch.setattr(models, "baseline", baseline)
+    monkeypatch.setattr(models, "score_linear", linear)
     monkeypatch.setattr(models, "train_two_tower", train)
 
     def go_on(found, parts):
@@ -37,7 +41,8 @@ def test_retrieval_goes_on_where_it_was_interrupted(samples, tmp_path, monkeypat
             begun.append(part)
 
     found: dict[str, Any] = {}
-    go_on(found, 2)
+    go_on(found, 3)
+    assert found["EASE"]["recall@20"] == [0.3]
     assert pairs_of == [
         {"train": [[0, 1], [0, 2], [1, 2], [1, 3]], "valid": [[0, 3]], "test": [[1, 1]]}
     ]

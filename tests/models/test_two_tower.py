@@ -46,6 +46,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "margin": 0.2,
         "negative_weight": 5.0,
     },
+    "histories of the items' rows": {
+        "normalize": True,
+        "temperature": 0.2,
+        "num_negatives": 60,
+        "history": "history",
+        "history_rows": "item",
+    },
     "bpr": {"loss": "bpr", "num_negatives": 40},
     "hard negatives": {"hard_negatives": "seen", "num_negatives": 20},
 }
@@ -64,8 +71,18 @@ def config(**changes: Any) -> two_tower.Config:
     return two_tower.Config(**fields | changes)
 
 
-def test_a_history_has_a_table_of_its_own(dataset: Dataset) -> None:
-    """Else it would update the items' rows, whose updates tell how often items are negatives."""
+def test_a_history_has_a_table_of_its_own_or_the_items_and_a_table_of_counts(
+    dataset: Dataset,
+) -> None:
+    """It updates the items' rows then, whose updates would tell how often items are negatives."""
+    made = two_tower.make(config(history="history", history_rows="item"), dataset)
+    shared = {f.name: f.table_name for f in StepModel(made, dataset).features}
+    assert shared == {
+        "user": "user",
+        "item": "item",
+        "history": "item",
+        COUNTED: "_item_counts",
+    }
     built = StepModel(two_tower.make(config(history="history"), dataset), dataset)
     assert {feature.name: feature.table_name for feature in built.features} == {
         "user": "user",

@@ -1,7 +1,7 @@
 """What the models of the zoo share: options of their networks, and features of a dataset."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from embedps.dtypes import COMPUTE_DTYPES
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, Initializer
-from embedps.tables.table_options import TableOptions
+from embedps.tables.table_options import PolicyOptions, TableOptions
 
 if TYPE_CHECKING:  # imports TensorFlow, which `--help` does not need
     from .networks.parts import Numerics
@@ -54,6 +54,39 @@ def numeric_waves() -> Any:
         least=0,
         most=1000,
     )
+
+
+def crosses() -> Any:
+    """Declares the option of combinations of columns."""
+    return option(
+        (),
+        "combinations of columns of single ids, each with a table of its own, such as "
+        "user+item,site+hour",
+        metavar="NAME+NAME,…",
+    )
+
+
+def crossed_columns(config: Any, dataset: Dataset) -> dict[str, tuple[str, ...]]:
+    """Gives the columns of each of a config's `cross`, by the feature's name.
+
+    Raises:
+      UsageError: a combination has less than two columns, or one that the dataset lacks or that
+        has lists, or is there already.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for text in getattr(config, "cross", ()):
+        columns = tuple(name.strip() for name in text.split("+"))
+        if len(set(columns)) < max(2, len(columns)):
+            raise UsageError(
+                f"cross must name two or more columns with + between them, each once, such as "
+                f"user+item, but got {text!r}"
+            )
+        find_columns("cross", dataset, columns, ragged=False)
+        name = "_x_".join(columns)
+        if name in found or any(column.name == name for column in dataset.categorical):
+            raise UsageError(f"cross {text!r}: there is a feature {name!r} already: leave it out")
+        found[name] = columns
+    return found
 
 
 def make_numerics(dataset: Dataset, bins: int, waves: int) -> "Numerics":
@@ -134,23 +167,28 @@ def declare(
     config: TableOptions,
     columns: Sequence[CategoricalFeature],
     *,
+    crosses: Iterable[str] = (),
     embedding_dim: int | None = None,
     initializer: Initializer | None = None,
 ) -> tuple[FeatureSpec, ...]:
-    """Declares one table per categorical column; a list's rows are averaged.
+    """Declares one table per categorical column and cross; a list's rows are averaged.
 
     Args:
       config: the tables' options.
+      crosses: the names of features of single ids that the model makes.
       embedding_dim: floats per row; by default the config's.
       initializer: of new rows; by default that of TableSpec.
     """
     return tuple(
         FeatureSpec(
-            name=column.name,
-            table=config.table(column.name, embedding_dim=embedding_dim, initializer=initializer),
-            ragged=column.ragged,
+            name=name,
+            table=config.table(name, embedding_dim=embedding_dim, initializer=initializer),
+            ragged=ragged,
         )
-        for column in columns
+        for name, ragged in (
+            *((column.name, column.ragged) for column in columns),
+            *((name, False) for name in crosses),
+        )
     )
 
 
@@ -201,8 +239,14 @@ def weight_columns(dataset: Dataset) -> tuple[str, ...]:
     return (dataset.weight,) if dataset.weight else ()
 
 
-def weighed(build: Callable[[], Any], dataset: Dataset) -> Callable[[], Any]:
-    """Makes a model's builder set `weight`, the column whose values multiply examples' losses."""
+def weighed(
+    build: Callable[[], Any], dataset: Dataset, crosses: Mapping[str, Sequence[str]] | None = None
+) -> Callable[[], Any]:
+    """Makes a model's builder set `weight`, the column whose values multiply examples' losses.
+
+    Args:
+      crosses: those of a click model.
+    """
 
     def weighed_model() -> Any:
         from embedps.engine.click_model import ClickModel
@@ -211,13 +255,14 @@ def weighed(build: Callable[[], Any], dataset: Dataset) -> Callable[[], Any]:
         model.weight = dataset.weight
         if isinstance(model, ClickModel):
             model.declare(dataset.labels[0])
+            model.combinations = dict(crosses or {})
         return model
 
     return weighed_model
 
 
 def click_recommender(
-    model: str, config: TableOptions, dataset: Dataset, build: Callable[[], Any]
+    model: str, config: PolicyOptions, dataset: Dataset, build: Callable[[], Any]
 ) -> Recommender:
     """Makes a recommender that reads a dataset's first label, its weight and all its features.
 
@@ -250,7 +295,7 @@ def label_recommender(
 
 def _recommender(
     model: str,
-    config: TableOptions,
+    config: PolicyOptions,
     dataset: Dataset,
     build: Callable[[], Any],
     labels: Sequence[str],
@@ -266,7 +311,7 @@ def _recommender(
     weights = dict.fromkeys(name for name in own if name)
     wire_dtype = config.resolved_wire_dtype if isinstance(config, NetworkConfig) else "float32"
     return Recommender(
-        build=weighed(build, dataset),
+        build=weighed(build, dataset, crossed_columns(config, dataset)),
         columns=(*labels, *names, *weights),
         missing_id=dataset.missing_id,
         wire_dtype=wire_dtype,

@@ -13,6 +13,8 @@ from embedps.tables.table_options import TableOptions
 
 from ._columns import (
     click_recommender,
+    crossed_columns,
+    crosses,
     declare,
     dropout,
     make_numerics,
@@ -39,6 +41,7 @@ class Config(TableOptions):
     dropout: float = dropout()
     numeric_bins: int = numeric_bins()
     numeric_waves: int = numeric_waves()
+    cross: tuple[str, ...] = crosses()
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -47,7 +50,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     Raises:
       UsageError: the dataset has no categorical column.
     """
-    features = declare(config, dataset.categorical)
+    features = declare(config, dataset.categorical, crosses=crossed_columns(config, dataset))
 
     def build() -> Any:
         from embedps.layers.embeddings import Embeddings

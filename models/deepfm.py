@@ -12,6 +12,8 @@ from embedps.engine.recommender import Recommender
 from ._columns import (
     NetworkConfig,
     click_recommender,
+    crossed_columns,
+    crosses,
     declare,
     dropout,
     make_numerics,
@@ -32,6 +34,7 @@ class Config(NetworkConfig):
     dropout: float = dropout()
     numeric_bins: int = numeric_bins()
     numeric_waves: int = numeric_waves()
+    cross: tuple[str, ...] = crosses()
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -46,7 +49,11 @@ def make(config: Config, dataset: Dataset) -> Recommender:
 def make_added(name: str, config: Config, dataset: Dataset, *, pairwise: bool) -> Recommender:
     """Makes a model of a linear and a deep part; `pairwise` adds the products of ids' vectors."""
     features = declare(
-        config, dataset.categorical, embedding_dim=1 + config.embedding_dim, initializer=small()
+        config,
+        dataset.categorical,
+        crosses=crossed_columns(config, dataset),
+        embedding_dim=1 + config.embedding_dim,
+        initializer=small(),
     )
 
     def build() -> Any:

@@ -22,6 +22,8 @@ from embedps.tables import FeatureSpec
 from ._columns import (
     NetworkConfig,
     click_recommender,
+    crossed_columns,
+    crosses,
     declare,
     make_numerics,
     numeric_bins,
@@ -48,6 +50,7 @@ class Config(NetworkConfig):
     )
     numeric_bins: int = numeric_bins()
     numeric_waves: int = numeric_waves()
+    cross: tuple[str, ...] = crosses()
 
 
 def build(
@@ -80,7 +83,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     Raises:
       UsageError: the dataset has no categorical column, so there is no table to train.
     """
-    features = declare(config, dataset.categorical)
+    features = declare(config, dataset.categorical, crosses=crossed_columns(config, dataset))
     has_numerics = bool(dataset.numeric)
 
     def made() -> "DLRM":

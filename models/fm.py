@@ -10,12 +10,14 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.tables.table_options import TableOptions
 
-from ._columns import click_recommender, declare, small
+from ._columns import click_recommender, crossed_columns, crosses, declare, small
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(TableOptions):
     """The factorization machine's options."""
+
+    cross: tuple[str, ...] = crosses()
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -25,7 +27,11 @@ def make(config: Config, dataset: Dataset) -> Recommender:
       UsageError: the dataset has no categorical column.
     """
     features = declare(
-        config, dataset.categorical, embedding_dim=1 + config.embedding_dim, initializer=small()
+        config,
+        dataset.categorical,
+        crosses=crossed_columns(config, dataset),
+        embedding_dim=1 + config.embedding_dim,
+        initializer=small(),
     )
 
     def build() -> Any:

@@ -14,7 +14,7 @@ from embedps.tables import Initializer
 from embedps.tables.optimizers import BY_KIND
 from embedps.tables.table_options import PolicyOptions, TableOptions
 
-from ._columns import click_recommender, declare
+from ._columns import click_recommender, crossed_columns, crosses, declare
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,8 @@ class Config(PolicyOptions):
         least=0,
         most=1e30,
     )
+
+    cross: tuple[str, ...] = crosses()
 
     def __post_init__(self) -> None:
         check(self)
@@ -53,7 +55,8 @@ def make(config: Config, dataset: Dataset) -> Recommender:
       UsageError: the dataset has no categorical column.
     """
     tables = config.tables()
-    features = declare(tables, dataset.categorical, initializer=Initializer())
+    made_ids = crossed_columns(config, dataset)
+    features = declare(tables, dataset.categorical, crosses=made_ids, initializer=Initializer())
 
     def build() -> Any:
         from embedps.layers.embeddings import Embeddings
@@ -62,5 +65,4 @@ def make(config: Config, dataset: Dataset) -> Recommender:
 
         return LogisticRegression(Embeddings(features), label=dataset.label)
 
-    made = click_recommender("logistic_regression", tables, dataset, build)
-    return dataclasses.replace(made, config=config)
+    return click_recommender("logistic_regression", config, dataset, build)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow_recommenders as tfrs
 from embedps.data.columns import is_present
 from embedps.data.dataset_metadata import LabelColumn
 from embedps.errors import UsageError
+from embedps.layers.id_hash import crossed
 from embedps.metrics import ClickMetrics
 
 
@@ -22,6 +23,7 @@ class ClickModel(tfrs.Model):
     Attributes:
       label: the column of 0 and 1, or what `declare` took.
       weight: the column of weights, which multiply the examples' losses; empty if there is none.
+      combinations: by feature, the columns of ids whose combinations are its ids.
     """
 
     def __init__(self, *, label: str, weight: str = "", **kwargs: Any) -> None:
@@ -34,6 +36,7 @@ class ClickModel(tfrs.Model):
         """
         super().__init__(**kwargs)
         self.weight = weight
+        self.combinations: Mapping[str, Sequence[str]] = {}
         self.declare(LabelColumn(name=label))
 
     def declare(self, column: LabelColumn) -> None:
@@ -46,8 +49,14 @@ class ClickModel(tfrs.Model):
         """Computes the logits of a batch, float32 [batch]."""
         raise NotImplementedError
 
+    def prepare(self, features: Mapping[str, Any], *, training: bool) -> dict[str, tf.Tensor]:
+        """Makes the ids of `combinations` that are not there."""
+        made = {name: of for name, of in self.combinations.items() if name not in features}
+        return {name: crossed([features[column] for column in of]) for name, of in made.items()}
+
     def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, tf.Tensor]:
         """Computes the probability of a click: `score`, float32 [batch]."""
+        features = {**features, **self.prepare(features, training=training)}
         return {"score": tf.sigmoid(self.logits(features, training=bool(training)))}
 
     def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
@@ -58,6 +67,7 @@ class ClickModel(tfrs.Model):
         Raises:
           UsageError: `logits` returned something else than float32 [batch].
         """
+        features = {**features, **self.prepare(features, training=training)}
         labels = features[self.label]
         logits = self.logits(features, training=training)
         _check_logits(logits, labels)

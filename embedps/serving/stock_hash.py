@@ -1,4 +1,4 @@
-"""The hash of ids (kernels/runtime/hash.h) and the values of new rows, in stock ops."""
+"""The values of new rows (kernels/store/initializers.h) in stock ops."""
 
 from __future__ import annotations
 
@@ -8,25 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from embedps import constants
+from embedps.layers.id_hash import mixed, unsigned
 from embedps.serving.cuckoo import mix64, table_salt
 from embedps.tables.specs import TableSpec
 
 _WORD = 1 << 64
-
-
-def mixed(x: tf.Tensor) -> tf.Tensor:
-    """Mixes uint64 words, as Mix64 does."""
-    first, second = constants.SPLITMIX_MULTIPLIERS
-    xor, shift = tf.bitwise.bitwise_xor, tf.bitwise.right_shift
-    x += unsigned(constants.SPLITMIX_INCREMENT)
-    x = xor(x, shift(x, unsigned(30))) * unsigned(first)
-    x = xor(x, shift(x, unsigned(27))) * unsigned(second)
-    return xor(x, shift(x, unsigned(31)))
-
-
-def unsigned(value: int) -> tf.Tensor:
-    """Makes a uint64 scalar of an integer, modulo 2^64."""
-    return tf.constant(np.uint64(value % _WORD), tf.uint64)
 
 
 def signed(word: int) -> int:
@@ -35,7 +21,7 @@ def signed(word: int) -> int:
 
 
 def initial_rows(table: TableSpec, ids: tf.Tensor) -> tf.Tensor:
-    """Computes the values with which ids' rows would start (kernels/store/initializers.h).
+    """Computes the values with which ids' rows would start.
 
     Constant and uniform values have the kernels' bits; a normal value may differ in its last.
 

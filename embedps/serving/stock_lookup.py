@@ -8,9 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from embedps.layers.candidates import as_tensor
+from embedps.layers.id_hash import mixed, unsigned
 from embedps.serving.cuckoo import PLACES
 from embedps.serving.row_arrays import RowStack
-from embedps.serving.stock_hash import initial_rows, mixed, signed, unsigned
+from embedps.serving.stock_hash import initial_rows, signed
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.specs import FeatureSpec, TableSpec
 

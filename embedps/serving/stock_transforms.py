@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from embedps import constants
 from embedps.data.columns import Columns
 from embedps.data.dataset import MISSING_ID, RARE_ID
 from embedps.errors import UsageError
@@ -34,8 +33,8 @@ from embedps.features.transform_steps import (
     TransformStep,
     Weekday,
 )
+from embedps.layers.id_hash import crossed, finalized, unsigned
 from embedps.serving.inputs import Inputs, lengths_name, tensor_name
-from embedps.serving.stock_hash import mixed, unsigned
 
 _DIGITS = 16
 _HEX = "0*[0-9a-fA-F]{1,16}"
@@ -152,7 +151,7 @@ class StockTransforms(tf.Module):
         made |= {name: decoded[name] for name in self._as_they_are}
         for feature in self._features:
             sources = [decoded[name] for name in feature.sources]
-            value = sources[0] if len(sources) == 1 else _crossed(sources)
+            value = sources[0] if len(sources) == 1 else crossed(sources)
             if isinstance(value, tf.RaggedTensor):
                 made[feature.name] = value.with_values(self._apply(feature, value.values))
             else:
@@ -207,7 +206,7 @@ def _apply_step(step: TransformStep, x: tf.Tensor) -> tf.Tensor | None:
             ids = tf.searchsorted(bounds, x, side="right", out_type=tf.int64)
             return tf.where(tf.math.is_nan(x), tf.constant(MISSING_ID, tf.int64), ids)
         case Hash():
-            words = _finalized(tf.bitcast(x, tf.uint64))
+            words = finalized(tf.bitcast(x, tf.uint64))
             hashes = tf.math.floormod(words, unsigned(step.buckets))
             return tf.where(tf.equal(x, MISSING_ID), x, tf.bitcast(hashes, tf.int64))
         case Hour():
@@ -218,23 +217,6 @@ def _apply_step(step: TransformStep, x: tf.Tensor) -> tf.Tensor | None:
             until = tf.constant(step.until.timestamp() * 1000, tf.float64)
             return (until - tf.cast(x, tf.float64)) / DAY_MS
     return None
-
-
-def _finalized(words: tf.Tensor) -> tf.Tensor:
-    """Computes `embedps.splitmix.mix`, which is Mix64 without its increment."""
-    return mixed(words - unsigned(constants.SPLITMIX_INCREMENT))
-
-
-def _crossed(columns: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Makes an id of each combination of ids; missing if any of them is."""
-    hashes: Any = unsigned(0)
-    is_missing: Any = tf.constant(False)
-    for ids in columns:
-        is_missing = tf.logical_or(is_missing, tf.equal(ids, MISSING_ID))
-        increment = unsigned(constants.SPLITMIX_INCREMENT)
-        hashes = _finalized(hashes * increment + tf.bitcast(ids, tf.uint64))
-    made = tf.bitcast(tf.bitwise.right_shift(hashes, unsigned(1)), tf.int64)
-    return tf.where(is_missing, tf.constant(MISSING_ID, tf.int64), made)
 
 
 def _hex_ids(texts: tf.Tensor, missing: Sequence[str], name: str) -> tf.Tensor:

@@ -10,18 +10,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from embedps.data.dataset import Dataset
+import embedps
+from embedps.data.dataset import MISSING_ID, Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
+from embedps.features.transforms import _cross
 from embedps.models import _columns, dcn_v2, deepfm, fm, logistic_regression, wide_deep
 from embedps.tables import MinCount, SizeLimit, TimeToLive
 from tests import shipped
-from tests.builders import make_trainer
+from tests.builders import make_trainer, write_dataset
 
 MODULES: dict[str, ModuleType] = {
     module.__name__.rsplit(".", 1)[1]: module
@@ -267,3 +270,54 @@ def test_bins_have_equally_many_training_rows(datasets: dict[str, Dataset]) -> N
         expected = np.interp(at, np.arange(len(numbers)), numbers)
         np.testing.assert_allclose(row, expected, rtol=1e-6)
     assert _columns.edges(dataset, 0) is None
+
+
+CROSS = {"cross": ("C1+C2", "C3+C1+C2")}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_cross_has_the_ids_of_a_schema_s_cross(tmp_path: Path, name: str) -> None:
+    dataset = write_dataset(tmp_path, train=(64,), evaluation=(8,))
+    built = StepModel(
+        MODULES[name].make(MODULES[name].Config(**TINY[name] | CROSS), dataset), dataset
+    )
+    assert [f.name for f in built.features[-2:]] == ["C1_x_C2", "C3_x_C1_x_C2"]
+    ids = [np.array([3, 5, MISSING_ID], np.int64), np.array([7, -9, 1], np.int64)]
+    batch = built.columns.sample() | {"C1": tf.constant(ids[0]), "C2": tf.constant(ids[1])}
+    made = built.prepare(batch | {"C3": tf.constant(ids[1])}, training=False)
+    wanted = _cross([pa.array(each) for each in ids])
+    np.testing.assert_array_equal(made["C1_x_C2"], wanted)
+    assert made["C1_x_C2"][2] == MISSING_ID
+
+
+@pytest.mark.parametrize(("cross", "low", "high"), [((), 0.0, 0.7), (("C1+C2",), 0.9, 1.0)])
+def test_a_cross_learns_what_no_single_id_tells(
+    tmp_path: Path, cross: tuple[str, ...], low: float, high: float
+) -> None:
+    """In Keras mode, where no engine prepares a batch; the label is C1 + C2 modulo 2."""
+    dataset = write_dataset(tmp_path, train=(4096,), evaluation=(8,))
+
+    def planted(batch: dict[str, Any]) -> dict[str, Any]:
+        c1, c2 = batch["C1"] % 6, batch["C2"] % 6
+        return {**batch, "C1": c1, "C2": c2, "label": tf.cast((c1 + c2) % 2, tf.float32)}
+
+    model = logistic_regression.make(logistic_regression.Config(cross=cross), dataset).build()
+    model.compile(optimizer=tf.keras.optimizers.Adam(0.01))
+    batches = embedps.read(dataset, batch_size=64, targets=False).map(planted)
+    auc = model.fit(batches, epochs=3, verbose=0).history["auc"][-1]
+    assert low <= auc <= high
+
+
+@pytest.mark.parametrize(
+    ("cross", "message"),
+    [
+        ("C1", r"two or more columns with \+ between them, each once, .* got 'C1'"),
+        ("C1+C1", "got 'C1\\+C1'"),
+        ("C1+no", "'no' must be a column of one id per row"),
+        ("C1+C2,C1+C2", "there is a feature 'C1_x_C2' already"),
+    ],
+)
+def test_a_cross_that_cannot_be_is_refused(tmp_path: Path, cross: str, message: str) -> None:
+    dataset = write_dataset(tmp_path, train=(64,), evaluation=(8,))
+    with pytest.raises(UsageError, match=message):
+        fm.make(fm.Config(cross=tuple(cross.split(","))), dataset)

@@ -43,6 +43,7 @@ TINY: dict[str, Any] = {"embedding_dim": 4, "max_length": 3}
 DEEP: dict[str, Any] = {"embedding_dim": 4, "deep_mlp": (8,)}
 EXPERTS: dict[str, Any] = {"embedding_dim": 4, "expert_mlp": (8,), "tower_mlp": (5,)}
 
+CROSSES = ("C1+C2",)
 ENCODED: dict[str, Any] = {"numeric_bins": 4, "numeric_waves": 3}
 
 
@@ -67,6 +68,7 @@ def recommenders(directory: Path) -> dict[str, tuple[Recommender, Dataset]]:
         "logistic_regression": logistic_regression.make(logistic_regression.Config(), clicks),
         "fm": fm.make(fm.Config(embedding_dim=4), clicks),
         "wide_deep": wide_deep.make(wide_deep.Config(**DEEP), clicks),
+        "wide_deep of crosses": wide_deep.make(wide_deep.Config(**DEEP, cross=CROSSES), clicks),
         "dcn_v2": dcn_v2.make(dcn_v2.Config(**DEEP, **ENCODED, cross_layers=2), clicks),
     }
     narrow: dict[str, Any] = {"embedding_dim": 4, "top_mlp": (8,)}

@@ -50,7 +50,8 @@ SPARSE = [
     "--history=history",
     "--history-rows=item",
     "--sparse-optimizer=sgd",
-    "--sparse-learning-rate=16",
+    "--sparse-learning-rate=1.6",
+    "--row-stddev=0.005",
     "--epochs=10",
 ]
 TWO_TOWER = {

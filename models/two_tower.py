@@ -16,7 +16,7 @@ from embedps.data.corpus import Corpus
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
-from embedps.tables import FeatureSpec
+from embedps.tables import FeatureSpec, Initializer, TableSpec
 from embedps.tables.table_options import TableOptions
 
 from ._columns import dropout, find_columns, weighed, weight_columns, widths
@@ -57,6 +57,13 @@ class Config(TableOptions):
         "items of few users learn from those beside them",
         choices=("own", "item"),
     )
+    row_stddev: float | None = option(
+        None,
+        "standard deviation of new rows' values (default: they are uniform in +-1/sqrt(dim)); with "
+        "few rows per id, chance outlives training unless it is small, such as 0.005",
+        least=0,
+        most=1000,
+    )
     dropout: float = dropout()
     at: tuple[int, ...] = option((10, 20, 100), "the k of recall@k and so on", least=1)
 
@@ -72,6 +79,11 @@ class Config(TableOptions):
                 "num_negatives needs items without further columns, as drawn items have none, but "
                 f"item has {', '.join(self.item)}"
             )
+
+    def rows_of(self, name: str) -> TableSpec:
+        """Declares a table of vectors."""
+        first = None if self.row_stddev is None else Initializer.normal(self.row_stddev)
+        return self.table(name, initializer=first)
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -98,7 +110,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     features = [
         FeatureSpec(
             name=name,
-            table=config.table(name),
+            table=config.rows_of(name),
             ragged=name in lists,
             rate_as=names.RATE if name == item and corrects and not has_counts else None,
         )
@@ -106,17 +118,17 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     ]
     if config.history is not None:
         # In the authors' code the history has a table of its own.
-        rows_of = config.table(item if shares else config.history)
-        features.append(FeatureSpec(name=config.history, table=rows_of, ragged=True))
+        table = config.rows_of(item if shares else config.history)
+        features.append(FeatureSpec(name=config.history, table=table, ragged=True))
     if config.hard_negatives is not None:
         features.append(
             FeatureSpec(
-                name=config.hard_negatives, table=config.table(item), ragged=True, combiner="none"
+                name=config.hard_negatives, table=config.rows_of(item), ragged=True, combiner="none"
             )
         )
     if config.num_negatives:
         rate = names.NEGATIVES_RATE if corrects and not has_counts else None
-        features.append(FeatureSpec(name=names.NEGATIVES, table=config.table(item), rate_as=rate))
+        features.append(FeatureSpec(name=names.NEGATIVES, table=config.rows_of(item), rate_as=rate))
 
     if has_counts:
         counts = config.counts("_item_counts")

@@ -23,6 +23,7 @@ from embedps.models.networks.names import (
     NEGATIVES_RATE,
     RATE,
 )
+from embedps.tables import Initializer
 from tests import commands
 from tests.builders import dataset_fixture, make_trainer
 from tests.models.planted_interactions import popularity_recall, write_dataset
@@ -52,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_negatives": 60,
         "history": "history",
         "history_rows": "item",
+        "row_stddev": 0.005,
     },
     "bpr": {"loss": "bpr", "num_negatives": 40},
     "hard negatives": {"hard_negatives": "seen", "num_negatives": 20},
@@ -89,6 +91,16 @@ def test_a_history_has_a_table_of_its_own_or_the_items_and_a_table_of_counts(
         "item": "item",
         "history": "history",
     }
+
+
+def test_rows_of_vectors_begin_near_zero_if_asked(dataset: Dataset) -> None:
+    wanted = config(
+        history="history", history_rows="item", num_negatives=5, row_stddev=0.005, log_q=True
+    )
+    built = StepModel(two_tower.make(wanted, dataset), dataset)
+    firsts = {table.name: table.initializer for table in built.tables}
+    small = Initializer.normal(0.005)
+    assert firsts == {"user": small, "item": small, "_item_counts": Initializer()}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -51,7 +51,7 @@ class Config(TableOptions):
     margin: float = option(0.8, "cosine from which a negative costs (ccl)", least=-1, most=1)
     negative_weight: float = option(150.0, "of the negatives' mean (ccl)", above=0)
     history_weight: float = option(0.5, "share of the history in the query", least=0, most=1)
-    history_rows: str = option(
+    history_table: str = option(
         "own",
         "own: the history's items have rows of their own; item: it reads the items' rows, so that "
         "items of few users learn from those beside them",
@@ -102,7 +102,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         raise UsageError(f"the item's id must be one id per row, but {config.item[0]!r} has lists")
     item = config.item[0]
     corrects = config.log_q and config.loss == "softmax"
-    shares = config.history is not None and config.history_rows == "item"
+    shares = config.history is not None and config.history_table == "item"
     # Hard negatives and histories may update the items' rows too: then a table of counts tells how
     # often items are in a batch or drawn.
     has_counts = corrects and (config.hard_negatives is not None or shares)

@@ -16,11 +16,12 @@ USERS, ITEMS = 60, 25
 
 @pytest.fixture
 def seen() -> npt.NDArray[np.float64]:
-    return (np.random.default_rng(1).random((USERS, ITEMS)) < 0.3).astype(np.float64)
+    return (np.random.default_rng(1).random((USERS, ITEMS)) < 0.5).astype(np.float64)
 
 
 def pairs_of(seen: npt.NDArray[np.float64], at_once: int = 1000) -> Pairs:
-    return Pairs.of(Lists.of(*np.nonzero(seen), USERS), ITEMS, at_once)
+    users, items = np.nonzero(seen)
+    return Pairs.of(Lists.of(users, items, USERS), ITEMS, at_once)
 
 
 def dense(weights: Weights) -> npt.NDArray[Any]:
@@ -48,7 +49,7 @@ def test_neighbours_are_weighed_by_the_formula(seen: npt.NDArray[np.float64]) ->
 def test_ease_regresses_each_item_on_all_others(
     seen: npt.NDArray[np.float64], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the sparse form too, where all items are near enough."""
+    """In the sparse form too, where all pairs of items share users."""
     monkeypatch.setattr(linear_retrieval, "MAX_DENSE_ITEMS", most)
     found = dense(linear_retrieval.ease(4.0, pairs_of(seen)))
     for item in range(ITEMS):

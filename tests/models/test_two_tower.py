@@ -52,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "temperature": 0.2,
         "num_negatives": 60,
         "history": "history",
-        "history_rows": "item",
+        "history_table": "item",
         "row_stddev": 0.005,
     },
     "bpr": {"loss": "bpr", "num_negatives": 40},
@@ -77,7 +77,7 @@ def test_a_history_has_a_table_of_its_own_or_the_items_and_a_table_of_counts(
     dataset: Dataset,
 ) -> None:
     """It updates the items' rows then, whose updates would tell how often items are negatives."""
-    made = two_tower.make(config(history="history", history_rows="item"), dataset)
+    made = two_tower.make(config(history="history", history_table="item"), dataset)
     shared = {f.name: f.table_name for f in StepModel(made, dataset).features}
     assert shared == {
         "user": "user",
@@ -95,7 +95,7 @@ def test_a_history_has_a_table_of_its_own_or_the_items_and_a_table_of_counts(
 
 def test_rows_of_vectors_begin_near_zero_if_asked(dataset: Dataset) -> None:
     wanted = config(
-        history="history", history_rows="item", num_negatives=5, row_stddev=0.005, log_q=True
+        history="history", history_table="item", num_negatives=5, row_stddev=0.005, log_q=True
     )
     built = StepModel(two_tower.make(wanted, dataset), dataset)
     firsts = {table.name: table.initializer for table in built.tables}

@@ -178,7 +178,7 @@ Status RowStore::ComputeNew(const IdsByTable& batch, const StripeOrder& order,
         const bool admits = HasAdmission(config_.tables[t]);
         Stripe& stripe = *stripes_[bin];
         const MutexLock lock(&stripe.mutex);
-        RowFinder finder(stripe, first, last);
+        RowFinder finder(stripe, arena_.get(), first, last);
         for (const auto* e = first; e < last; ++e) {
           const int64_t id = batch.ids[e->at];
           if (finder.Next(e, id) != kNone) continue;
@@ -226,7 +226,7 @@ Status RowStore::Admit(const IdsByTable& batch, const ShownIds& shown,
                      const TableEviction::Visit visit(evictions_[t].get(), &stripe);
                      PrefetchBin(last->bin);
                      const CounterPrefetch prefetch(counters, first, last);
-                     RowFinder finder(stripe, first, last);
+                     RowFinder finder(stripe, arena_.get(), first, last);
                      prefetch.Begin();
                      for (const auto* e = first; e < last; ++e) {
                        prefetch.Next(e);

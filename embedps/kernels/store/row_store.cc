@@ -187,7 +187,7 @@ Status RowStore::Fetch(const IdsByTable& batch, const StripeOrder& order,
                      {
                        Stripe& stripe = *stripes_[bin];
                        const MutexLock lock(&stripe.mutex);
-                       RowFinder finder(stripe, first, last);
+                       RowFinder finder(stripe, arena_.get(), first, last);
                        for (const auto* e = first; e < last; ++e) {
                          const uint32_t number = finder.Next(e, batch.ids[e->at]);
                          if (number != kNone) tier_->Want(bin, number, e->at, &wanted);
@@ -232,7 +232,7 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
                      const MutexLock lock(&stripe.mutex);
                      const TableEviction::Visit visit(evictions_[t].get(), &stripe);
                      PrefetchBin(last->bin);
-                     RowFinder finder(stripe, first, last);
+                     RowFinder finder(stripe, arena_.get(), first, last);
                      RowTier::Image image(tier_.get());
                      // Admission decides about them. It keeps its memory from bin to bin.
                      thread_local std::vector<StripeOrder::Entry> absent;
@@ -326,7 +326,7 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
                            salts_[bin / kStripes], learning_rate, step);
         const MutexLock lock(&stripe.mutex);
         PrefetchBin(last->bin);
-        RowFinder finder(stripe, first, last);
+        RowFinder finder(stripe, arena_.get(), first, last);
         int64_t skipped = 0;
         for (const auto* e = first; e < last; ++e) {
           const uint32_t number = finder.Next(e, batch.ids[e->at]);

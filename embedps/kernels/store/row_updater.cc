@@ -61,7 +61,7 @@ void RowStore::UpdateRates(const IdsByTable& batch, const ParallelFor& parallel,
         Stripe& stripe = *stripes_[bin];
         const MutexLock lock(&stripe.mutex);
         PrefetchBin(last->bin);
-        RowFinder finder(stripe, first, last);
+        RowFinder finder(stripe, arena_.get(), first, last);
         for (const auto* e = first; e < last; ++e) {
           const int64_t id = batch.ids[e->at];
           const uint32_t number = finder.Next(e, id);

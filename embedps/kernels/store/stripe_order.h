@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "embedps/kernels/runtime/parallel.h"
+#include "embedps/kernels/store/body_arena.h"
+#include "embedps/kernels/store/row_place.h"
 #include "embedps/kernels/store/stripe.h"
 
 namespace embedps {
@@ -63,9 +65,10 @@ class StripeOrder {
 class RowFinder {
  public:
   using Entry = StripeOrder::Entry;
-  RowFinder(const Stripe& stripe, const Entry* first, const Entry* last)
+  // `arena` has the floats of the rows; null if they are behind the headers.
+  RowFinder(const Stripe& stripe, const BodyArena* arena, const Entry* first, const Entry* last)
       EXCLUSIVE_LOCKS_REQUIRED(stripe.mutex)
-      : stripe_(stripe), last_(last) {
+      : stripe_(stripe), arena_(arena), last_(last) {
     const auto end = [&](int ahead) { return std::min(last, first + ahead); };
     for (const Entry* e = first; e < end(kSegments); ++e) stripe.PrefetchSegment(e->hash);
     for (const Entry* e = first; e < end(kEntries); ++e) stripe.PrefetchEntry(e->hash);
@@ -73,6 +76,9 @@ class RowFinder {
       probably_[e - first] = stripe.PrefetchChunk(e->hash);
     }
     for (const Entry* e = first; e < end(kRows); ++e) stripe.PrefetchRow(probably_[e - first]);
+    if (__builtin_expect(arena != nullptr, 0)) {
+      for (const Entry* e = first; e < end(kFloats); ++e) PrefetchFloats(probably_[e - first]);
+    }
   }
   // Returns the number of the next entry's row, or kNone. `id` is the entry's id.
   uint32_t Next(const Entry* e, int64_t id) NO_THREAD_SAFETY_ANALYSIS {
@@ -81,13 +87,24 @@ class RowFinder {
     if (last_ - e > kEntries) stripe_.PrefetchEntry(e[kEntries].hash);
     if (last_ - e > kChunks) probably_[at_ % kChunks] = stripe_.PrefetchChunk(e[kChunks].hash);
     if (last_ - e > kRows) stripe_.PrefetchRow(probably_[(at_ + kRows) % kChunks]);
+    if (__builtin_expect(arena_ != nullptr, 0) && last_ - e > kFloats) {
+      PrefetchFloats(probably_[(at_ + kFloats) % kChunks]);
+    }
     ++at_;
     return number;
   }
 
  private:
-  static constexpr int kRows = 8, kChunks = 16, kEntries = 24, kSegments = 32;
+  static constexpr int kFloats = 4, kRows = 8, kChunks = 16, kEntries = 24, kSegments = 32;
+
+  [[gnu::always_inline]] void PrefetchFloats(uint32_t probably) const NO_THREAD_SAFETY_ANALYSIS {
+    if (probably == kNone) return;
+    const uint32_t place = PlaceOf(*stripe_.Row(probably));
+    if ((place & kOnDisk) == 0 && place != kNoPlace) arena_->Prefetch(place);
+  }
+
   const Stripe& stripe_;
+  const BodyArena* const arena_;
   const Entry* const last_;
   uint32_t probably_[kChunks];  // rows of the next entries
   uint32_t at_ = 0;

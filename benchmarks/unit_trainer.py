@@ -13,6 +13,7 @@ from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.tier import Tiered
 
 
 class UnitTrainer:
@@ -34,6 +35,7 @@ class UnitTrainer:
         shuffle_rows: int = 0,
         dense: str = "adam",
         dense_rate: float = 0.001,
+        memory: Tiered | None = None,
     ) -> None:
         cluster = EmbeddedCluster()
         self.model = StepModel(recommender, dataset)
@@ -42,6 +44,7 @@ class UnitTrainer:
             self.model.features,
             devices=cluster.shard_devices,
             container=container,
+            memory=memory,
         )
         optimizer = make_dense_optimizer(dense, dense_rate, self.model.model)
         self.variables = [*self.model.model.variables, *optimizer.variables()]

@@ -138,6 +138,9 @@ def make_train_unit(
         for k in range(len(steps)):
             for j in range(len(requested), min(k + steps_ahead + 1, len(steps))):
                 requested.append([(b, begin(b, j, lane)) for lane, b in enumerate(steps[j])])
+            for later in steps[1:] if k == 0 else []:
+                for batch in later:
+                    exchange.read_ahead(batch.columns)
             more = exchange.take(requested[k], compute)
             counts = more if counts is None else sum_counts([counts, more])
         return model.zero_counts(training=True) if counts is None else counts

@@ -211,6 +211,14 @@ class EmbeddingCollection:
             result.add(shards)
         return result
 
+    def read_ahead(self, ids: Mapping[str, Ids]) -> None:
+        """Begins to bring rows into memory that a `lookup` of the same ids will need."""
+        for g, routed in enumerate(self.route(ids, counts=self.learns).routed):
+            for shard, device in enumerate(self.devices):
+                asked = routed.request(shard)
+                with tf.device(device):
+                    ops.read_ahead(self._stores[g][shard], asked.ids, asked.splits)
+
     def lookup_staged(
         self, ids: Mapping[str, Ids], staged: Sequence[Sequence[tf.Tensor]]
     ) -> LookupResult:

@@ -117,6 +117,14 @@ def lookup(
     return kernels.load().embedps_lookup(store, ids, splits, dim=dim, insert=insert)
 
 
+def read_ahead(store: tf.Tensor, ids: tf.Tensor, splits: tf.Tensor) -> tf.Operation:
+    """Begins to bring those of a coming lookup's rows into memory that are on disk, and returns.
+
+    The arguments are as of `lookup`. Absent rows are not created.
+    """
+    return kernels.load().embedps_read_ahead(store, ids, splits)
+
+
 def lookup_staged(
     store: tf.Tensor, staged: tf.Tensor, ids: tf.Tensor, splits: tf.Tensor, *, dim: int
 ) -> tf.Tensor:

@@ -55,6 +55,10 @@ class RunSource:
         servers = enumerate(self.report.get("servers", ()))
         return {(str(i),): s[name] for i, s in servers if s[name] is not None}
 
+    def of_disks(self, name: str) -> Mapping[tuple[str, ...], float]:
+        """Gives a number of all spill files; none if all rows are in memory."""
+        return one(self.report.get("tier", {}).get(name))
+
     def of_saves(self, name: str) -> dict[tuple[str, ...], float]:
         """Gives a number of the saves of each kind."""
         return {(kind,): counts[name] for kind, counts in self.writer.counts.items()}
@@ -72,6 +76,10 @@ def _recovery_secs(run: RunSource) -> Summary:
 def _evicted(run: RunSource) -> dict[tuple[str, ...], float]:
     tables = run.report.get("tables", {}).items()
     return {(t, cause): n for t, found in tables for cause, n in found["evicted"].items()}
+
+
+def _on_disk(run: RunSource) -> dict[tuple[str, ...], float]:
+    return {(t,): n for t, n in run.report.get("tier", {}).get("rows_on_disk", {}).items()}
 
 
 def _stale(run: RunSource) -> Mapping[int, int] | None:
@@ -172,6 +180,7 @@ METRICS = (
         lambda r: r.of_tables("bytes"),
         _TABLE,
     ),
+    Metric("embedps_train_table_disk_rows", "Rows on disk.", _on_disk, _TABLE),
     Metric(
         "embedps_train_table_lookups_total",
         "Distinct ids of all steps.",
@@ -219,6 +228,22 @@ METRICS = (
         "Distinct ids that it was asked for.",
         lambda r: r.of_servers("lookups"),
         _SERVER,
+    ),
+    Metric("embedps_train_spill_bytes", "Spill files.", lambda r: r.of_disks("disk_bytes")),
+    Metric(
+        "embedps_train_spill_rows_read_total",
+        "Rows read from them.",
+        lambda r: r.of_disks("read"),
+    ),
+    Metric(
+        "embedps_train_spill_rows_written_total",
+        "Rows written to them, those that compaction moved included.",
+        lambda r: r.of_disks("written"),
+    ),
+    Metric(
+        "embedps_train_spill_rows_evicted_total",
+        "Rows evicted as a disk was full.",
+        lambda r: r.of_disks("evicted"),
     ),
 )
 """What is of tables and servers is as of the last look, of each --stats-secs."""

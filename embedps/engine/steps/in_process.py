@@ -10,14 +10,26 @@ from embedps.engine.steps.interface import RowGradients, StepExchange, StepInput
 from embedps.engine.steps.unit_parts import Step
 from embedps.tables.activations import Ids
 
+_STEPS_AHEAD = 4
+
 
 class LocalExchange(StepExchange[StepInputs]):
-    """Exchanges with tables and variables in this process."""
+    """Exchanges with tables and variables in this process.
+
+    If the coldest rows are on disk, those of the next steps are read while a step computes.
+    """
 
     def __init__(self, parts: StepParts) -> None:
         super().__init__(parts)
         self._network = parts.model.model
         self._optimizer = parts.optimizer
+        if self.collection.memory is not None:
+            self.steps_per_iteration = _STEPS_AHEAD
+
+    def read_ahead(self, ids: Mapping[str, Ids]) -> None:
+        """Begins to read the rows that are on disk."""
+        if self.collection.memory is not None:
+            self.collection.read_ahead(ids)
 
     def begin(self, ids: Mapping[str, Ids], step: Step) -> StepInputs:
         """Looks up the rows; the weights are the variables themselves."""

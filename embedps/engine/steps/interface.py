@@ -121,6 +121,9 @@ class StepExchange(abc.ABC, Generic[AnyInputs]):
           step: the batch's.
         """
 
+    def read_ahead(self, ids: Mapping[str, Ids]) -> None:
+        """Is told the ids of a later step of the iteration, once the first step has begun."""
+
     def computing(self, inputs: AnyInputs) -> AbstractContextManager[None]:
         """Makes the network compute with a step's inputs within the block."""
         return nullcontext()

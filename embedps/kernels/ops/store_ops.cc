@@ -271,6 +271,26 @@ class UpdateRatesOp : public StoreOp {
 };
 EMBEDPS_KERNEL(UpdateRates);
 
+REGISTER_OP("EmbedpsReadAhead")
+    .Input("store: resource")
+    .Input("ids: int64")
+    .Input("splits: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Begins to bring rows into memory that are on disk, and returns.");
+
+class ReadAheadOp : public StoreOp {
+ public:
+  using StoreOp::StoreOp;
+  absl::Status Run(OpKernelContext* context, RowStore* store) override {
+    IdsByTable batch;
+    TF_RETURN_IF_ERROR(ReadBatch(context, 1, *store, &batch));
+    store->ReadAhead(batch);
+    return absl::OkStatus();
+  }
+};
+EMBEDPS_KERNEL(ReadAhead);
+
 REGISTER_OP("EmbedpsUpdate")
     .Input("store: resource")
     .Input("ids: int64")

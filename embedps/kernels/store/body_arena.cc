@@ -42,6 +42,8 @@ BodyArena::BodyArena(size_t body_bytes, int64_t max_bytes)
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   base_ = static_cast<char*>(mapped);
+  // A lookup touches a page of floats per row.
+  madvise(base_, max_chunks_ * chunk_bytes_, MADV_HUGEPAGE);
 }
 
 BodyArena::~BodyArena() { munmap(base_, max_chunks_ * chunk_bytes_); }
@@ -61,6 +63,10 @@ uint32_t BodyArena::NewChunk() {
 
 void BodyArena::FreeChunk(uint32_t first) {
   const uint32_t chunk = first >> slot_bits_;
+  if (!gives_back_.exchange(true)) {
+    // The system would make huge pages again of those that go back.
+    madvise(base_, max_chunks_ * chunk_bytes_, MADV_NOHUGEPAGE);
+  }
   madvise(base_ + chunk * chunk_bytes_, chunk_bytes_, MADV_DONTNEED);
   const MutexLock lock(&mutex_);
   freed_.push_back(chunk);

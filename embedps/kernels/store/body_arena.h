@@ -2,6 +2,7 @@
 #ifndef EMBEDPS_KERNELS_STORE_BODY_ARENA_H_
 #define EMBEDPS_KERNELS_STORE_BODY_ARENA_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -23,7 +24,7 @@ class BodyArena {
     uint8_t uses;  // since the policy last looked at it
     Queue queue;
     bool ringed;  // the small queue has an entry for it, which may be out of date
-    uint8_t unused;
+    bool ahead;   // the row was brought in for a lookup that has not come yet
     char* floats() { return reinterpret_cast<char*>(this + 1); }
   };
 
@@ -68,6 +69,7 @@ class BodyArena {
   const int slot_bits_;
   const uint32_t max_chunks_;
   char* base_;
+  std::atomic<bool> gives_back_{false};
   Mutex mutex_;
   uint32_t num_chunks_ GUARDED_BY(mutex_) = 0;  // ever made
   std::vector<uint32_t> freed_ GUARDED_BY(mutex_);

@@ -46,6 +46,11 @@ uint32_t HotRows::Victim() {
       BodyArena::Slot* const at = arena_->At(slot);
       at->ringed = false;
       if (at->queue != Queue::kSmall) continue;
+      if (at->ahead) {
+        at->ahead = false;
+        Keep(slot);
+        continue;
+      }
       if (at->uses == 0) return slot;
       at->uses = 0;
       at->queue = Queue::kMain;
@@ -62,8 +67,12 @@ uint32_t HotRows::Victim() {
     const uint32_t slot = chunks_[hand_chunk_] + hand_slot_++;
     BodyArena::Slot* const at = arena_->At(slot);
     if (at->queue != Queue::kMain) continue;
-    if (at->uses == 0) return slot;
-    --at->uses;
+    if (at->ahead) {
+      at->ahead = false;
+    } else if (at->uses-- == 0) {
+      at->uses = 0;
+      return slot;
+    }
   }
 }
 
@@ -78,6 +87,7 @@ void HotRows::Add(uint32_t slot, uint32_t row, bool is_main) {
   BodyArena::Slot* const at = arena_->At(slot);
   at->row = row;
   at->uses = 0;
+  at->ahead = false;
   at->queue = is_main ? Queue::kMain : Queue::kSmall;
   ++(is_main ? num_main_ : num_small_);
   Keep(slot);
@@ -95,6 +105,7 @@ void HotRows::Move(uint32_t from, uint32_t to) {
   BodyArena::Slot* const target = arena_->At(to);
   target->row = source->row;
   target->uses = source->uses;
+  target->ahead = source->ahead;
   target->queue = source->queue;
   std::memcpy(target->floats(), source->floats(), arena_->body_bytes());
   source->queue = Queue::kFree;

@@ -17,6 +17,7 @@ namespace embedps {
 // from disk begins in the main queue if it was last updated no longer ago than the last row that
 // left that queue: heads know the step, so there is no queue of ghosts. The main queue is a clock
 // that goes round the slots, and a row stays as many rounds as lookups used it, at most kMostUses.
+// A row that was read ahead of a lookup stays one round more, if that has not come.
 //
 // The lock of the stripe guards all of it.
 class HotRows {
@@ -52,7 +53,11 @@ class HotRows {
   // Notes that a lookup used a slot's row.
   void Use(uint32_t slot) {
     BodyArena::Slot* const at = arena_->At(slot);
-    if (at->uses < kMostUses) ++at->uses;
+    if (at->ahead) {
+      at->ahead = false;  // the lookup for which it came
+    } else if (at->uses < kMostUses) {
+      ++at->uses;
+    }
   }
 
   // Moves a row to a slot that was taken.

@@ -10,6 +10,7 @@
 #include "embedps/kernels/store/row_updater.h"
 #include "embedps/kernels/store/sort_ids.h"
 #include "embedps/kernels/store/stripe.h"
+#include "embedps/kernels/store/tiered_rows.h"
 
 namespace embedps {
 namespace {
@@ -85,31 +86,6 @@ RowStore::RowStore(RowStoreConfig config)
   }
 }
 
-void RowStore::MakeTier() {
-  RowTier::Owner owner;
-  owner.group = config_.group;
-  owner.layout = &layout_;
-  owner.arena = arena_.get();
-  owner.stripes = &stripes_;
-  for (const TableConfig& table : config_.tables) {
-    owner.min_norms.push_back(table.eviction.min_norm);
-  }
-  owner.steps = &steps_;
-  owner.is_busy = [this] { return IsBusy(); };
-  owner.evict = [this](int bin, uint32_t number) NO_THREAD_SAFETY_ANALYSIS {
-    evictions_[bin / kStripes]->Displace(stripes_[bin].get(), number);  // who calls has the lock
-  };
-  tier_ = std::make_unique<RowTier>(config_.tier_memory, std::move(owner));
-}
-
-void RowStore::AddEvicted(int t, const RowHeader& row, EvictionCause cause) const {
-  if (!layout_.IsOnDisk(row)) return evicted_rows_->Add(t, row, cause, LastStep());
-  const IdHashes hashes = HashesOf(salts_[t], row.id);
-  RowTier::Image image(tier_.get());
-  const RowHeader* const read = tier_->ViewOnDisk(t * kStripes + StripeOf(hashes.row), row, &image);
-  if (read != nullptr) evicted_rows_->Add(t, *read, cause, LastStep());
-}
-
 int RowStore::ChunkBits(const TableConfig& table) const {
   int bits = config_.compact ? kCompactChunkBits : kChunkBits;
   if (table.eviction.max_bytes > 0) {
@@ -126,6 +102,7 @@ int RowStore::ChunkBits(const TableConfig& table) const {
 RowStore::~RowStore() {
   if (!config_.server_memory && !tier_) return;
   sweeper_.reset();
+  ahead_.reset();
   if (tier_) tier_->Stop();
   for (const auto& stripe : stripes_) stripe->Clear();  // other stores may use its memory
   if (config_.server_memory) config_.server_memory->RemoveStore(HeapBytes());
@@ -174,46 +151,6 @@ Status RowStore::LookupShown(const IdsByTable& batch, const ShownIds& shown,
   return LookUp(batch, /*insert=*/true, &shown, parallel, embeddings);
 }
 
-Status RowStore::Fetch(const IdsByTable& batch, const StripeOrder& order,
-                       const ParallelFor& parallel, RowTier::Fetched* fetched) {
-  if (tier_ == nullptr) return Status::Ok();
-  tier_->Pace();
-  if (!tier_->has_spilled()) return tier_->failure();
-  Mutex mutex;
-  order.ForEachBin(parallel, 60,
-                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-                     thread_local RowTier::Fetched wanted;
-                     wanted.clear();
-                     {
-                       Stripe& stripe = *stripes_[bin];
-                       const MutexLock lock(&stripe.mutex);
-                       RowFinder finder(stripe, arena_.get(), first, last);
-                       for (const auto* e = first; e < last; ++e) {
-                         const uint32_t number = finder.Next(e, batch.ids[e->at]);
-                         if (number != kNone) tier_->Want(bin, number, e->at, &wanted);
-                       }
-                     }
-                     if (wanted.empty()) return;
-                     const MutexLock lock(&mutex);
-                     fetched->Append(wanted);
-                   });
-  return tier_->Fetch(fetched);
-}
-
-void RowStore::FetchRows(int bin, const std::vector<uint32_t>& numbers,
-                         RowTier::Fetched* fetched) const {
-  fetched->clear();
-  if (tier_ == nullptr || !tier_->has_spilled()) return;
-  {
-    const Stripe& stripe = *stripes_[bin];
-    const MutexLock lock(&stripe.mutex);
-    for (const uint32_t number : numbers) {
-      if (stripe.Row(number)->live) tier_->Want(bin, number, number, fetched);
-    }
-  }
-  (void)tier_->Fetch(fetched);
-}
-
 Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
                         const ParallelFor& parallel, float* embeddings) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
@@ -221,11 +158,10 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
   const StripeOrder order(batch, salts_, parallel);
   NewVectors vectors;
   if (insert) EMBEDPS_RETURN_IF_ERROR(ComputeNew(batch, order, shown, &vectors));
-  RowTier::Fetched fetched;
-  EMBEDPS_RETURN_IF_ERROR(Fetch(batch, order, parallel, &fetched));
   const int dim = config_.dim;
-  order.ForEachBin(parallel, 100 + dim,
-                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+  return VisitRows(batch, order, parallel, 100 + dim,
+                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last,
+                       const RowTier::Fetched& fetched, LaterRows* later) {
                      Stripe& stripe = *stripes_[bin];
                      const int t = bin / kStripes;
                      const bool admits = HasAdmission(config_.tables[t]);
@@ -257,6 +193,7 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
                          ReadAbsent(t, id, out);
                        } else {
                          const RowHeader* row = stripe.Row(number);
+                         if (later != nullptr && later->Takes(bin, number, *e)) continue;
                          if (tier_) row = tier_->LookUp(bin, number, fetched, e->at, &image);
                          if (row != nullptr) layout_.ReadEmbedding(*row, out);
                        }
@@ -264,7 +201,6 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
                      if (!absent.empty())
                        ReadShown(bin, batch, absent, *shown, vectors, embeddings);
                    });
-  return failure();
 }
 
 uint32_t RowStore::InsertRow(int bin, uint64_t hash, int64_t id, const NewVectors& vectors,
@@ -315,12 +251,12 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   NoteStep(step);
   const StripeOrder order(batch, salts_, parallel);
-  RowTier::Fetched fetched;
-  if (!Fetch(batch, order, parallel, &fetched).ok()) return;  // the caller asks `failure`
   const int dim = config_.dim;
-  order.ForEachBin(
-      parallel, 150 + 4 * dim,
-      [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+  // The caller asks `failure`.
+  (void)VisitRows(
+      batch, order, parallel, 150 + 4 * dim,
+      [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last,
+          const RowTier::Fetched& fetched, LaterRows* later) {
         Stripe& stripe = *stripes_[bin];
         RowUpdater updater(layout_, config_.optimizer, config_.tables[bin / kStripes].seed,
                            salts_[bin / kStripes], learning_rate, step);
@@ -330,6 +266,7 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
         int64_t skipped = 0;
         for (const auto* e = first; e < last; ++e) {
           const uint32_t number = finder.Next(e, batch.ids[e->at]);
+          if (later != nullptr && number != kNone && later->Takes(bin, number, *e)) continue;
           if (number == kNone || (tier_ && !tier_->BringIn(bin, number, fetched, e->at))) {
             ++skipped;
             continue;

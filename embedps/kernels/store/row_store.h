@@ -20,6 +20,7 @@
 #include "embedps/kernels/runtime/parallel.h"
 #include "embedps/kernels/runtime/status.h"
 #include "embedps/kernels/store/admission.h"
+#include "embedps/kernels/store/ahead_reader.h"
 #include "embedps/kernels/store/counter_map.h"
 #include "embedps/kernels/store/evicted_rows.h"
 #include "embedps/kernels/store/eviction.h"
@@ -55,6 +56,8 @@ struct TableConfig {
 inline bool HasAdmission(const TableConfig& table) {
   return table.admission.kind != AdmissionConfig::Kind::kAlways;
 }
+
+class LaterRows;
 
 struct RowStoreConfig {
   std::string group;  // for messages
@@ -245,6 +248,10 @@ class RowStore {
 
   RowStoreStats Stats() const;
 
+  // Begins to bring those of a batch's rows into memory that are on disk, and returns.
+  void ReadAhead(const IdsByTable& batch);
+  void WaitForAhead();
+
   // The rows on disk; null if all are in memory.
   const RowTier* tier() const { return tier_.get(); }
   // Why the store's rows are lost, if they are: whoever called a function without a status asks.
@@ -285,6 +292,15 @@ class RowStore {
   // the id's vector was not computed. The caller holds the stripe's lock.
   uint32_t InsertRow(int bin, uint64_t hash, int64_t id, const NewVectors& vectors, Stripe* stripe)
       EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
+  // Visits entries of one stripe, whose lock it takes. Those that `later` takes it leaves out.
+  using BinVisit =
+      std::function<void(int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last,
+                         const RowTier::Fetched& fetched, LaterRows* later)>;
+  // Visits the rows of a batch: first those in memory, then those on disk, which it reads together.
+  Status VisitRows(const IdsByTable& batch, const StripeOrder& order, const ParallelFor& parallel,
+                   int64_t cost, const BinVisit& visit);
+  // Brings those of a batch's rows into memory that are on disk, for who looks them up next.
+  void BringIn(const IdsByTable& batch);
   // Reads those of a batch's rows that are on disk.
   Status Fetch(const IdsByTable& batch, const StripeOrder& order, const ParallelFor& parallel,
                RowTier::Fetched* fetched);
@@ -366,8 +382,9 @@ class RowStore {
   uint32_t last_cut_ GUARDED_BY(cut_mutex_) = 0;
   // The stripes' pending lists hold the rows touched in (pending_since_, last_cut_].
   int64_t pending_since_ GUARDED_BY(cut_mutex_) = -1;
-  std::unique_ptr<RowTier> tier_;     // null if no row is on disk
-  std::unique_ptr<Sweeper> sweeper_;  // the last member, as its thread uses the others
+  std::unique_ptr<RowTier> tier_;       // null if no row is on disk
+  std::unique_ptr<AheadReader> ahead_;  // with a tier
+  std::unique_ptr<Sweeper> sweeper_;    // the last member, as its thread uses the others
 };
 
 }  // namespace embedps

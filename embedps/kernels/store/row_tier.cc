@@ -52,7 +52,7 @@ RowTier::~RowTier() {
 int64_t RowTier::LeastBytes(const RowLayout& layout, int num_tables, const TierConfig& config) {
   const int64_t chunk = BodyArena::ChunkBytes(layout.body_bytes());
   return num_tables * int64_t{kStripes} * (chunk + chunk / 8 + kStripeBytes) +
-         2 * config.buffer_bytes;
+         SpillLog::kMostBuffers * config.buffer_bytes;
 }
 
 // The caller holds the stripe's lock.
@@ -122,6 +122,18 @@ bool RowTier::BringIn(int bin, uint32_t number, const Fetched& fetched, int64_t 
   if (payload == nullptr) return false;
   ComeIn(bin, number, TakeSlot(bin, /*may_evict=*/true), payload);
   return true;
+}
+
+void RowTier::BringInAhead(int bin, uint32_t number, const Fetched& fetched, int64_t key) {
+  const RowHeader* const row = RowAt(bin, number);
+  if ((PlaceOf(*row) & kOnDisk) == 0 || fetched.Find(key) == nullptr) return;
+  thread_local std::vector<char> own;
+  const char* const payload = Payload(bin, *row, fetched, key, &own);
+  if (payload == nullptr) return;
+  const uint32_t slot = TakeSlot(bin, /*may_evict=*/false);
+  if (slot == kNoSlot) return;
+  ComeIn(bin, number, slot, payload);
+  owner_.arena->At(slot)->ahead = true;
 }
 
 const RowHeader* RowTier::LookUp(int bin, uint32_t number, const Fetched& fetched, int64_t key,

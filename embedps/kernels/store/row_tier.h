@@ -116,6 +116,9 @@ class RowTier {
   // Brings a row into memory; returns false if it cannot be read.
   bool BringIn(int bin, uint32_t number, const Fetched& fetched, int64_t key);
 
+  // The same for a lookup that comes soon; does nothing if there is no place, or it cannot be read.
+  void BringInAhead(int bin, uint32_t number, const Fetched& fetched, int64_t key);
+
   // Gives a row to a lookup, and brings it in if there is a place. Null if it cannot be read. The
   // result is valid until the next call, or as long as `image`.
   const RowHeader* LookUp(int bin, uint32_t number, const Fetched& fetched, int64_t key,

@@ -170,6 +170,30 @@ TEST(ATraceHasTheSameBits) {
   }
 }
 
+TEST(RowsThatAreReadAheadAreInMemoryAndHaveTheSameBits) {
+  const TemporaryDirectory directory;
+  Twins twins(Config(0), directory.Path(""));
+  std::mt19937_64 random(2);
+  for (int step = 1; step <= 20; ++step) {
+    twins.Step(Batch{Range(step * 300, step * 300 + 600), {}}, step, &random);
+  }
+  const Batch batch{Range(500, 600), {}};
+  twins.tiered->ReadAhead(batch.view());
+  twins.tiered->WaitForAhead();
+  const int64_t read = twins.tiered->tier()->stats().log.read;
+  twins.Step(batch, 21, &random);
+  // Of 100: a stripe with more of them than its small queue has room for reads some again.
+  EXPECT_TRUE(twins.tiered->tier()->stats().log.read - read < 50);
+  // Beside steps, absent ids among them.
+  for (int step = 22; step <= 40; ++step) {
+    twins.tiered->ReadAhead(Batch{SomeIds(&random, 300, 12000), SomeIds(&random, 9, 90)}.view());
+    twins.Step(Batch{SomeIds(&random, 300, 9000), {}}, step, &random);
+  }
+  twins.tiered->WaitForAhead();
+  twins.ExpectSame();
+  EXPECT_TRUE(BaseOf(twins.plain.get()) == BaseOf(twins.tiered.get()));
+}
+
 TEST(RowsMoveWhenMemoryShrinksForHeads) {
   const TemporaryDirectory directory;
   // Heads of 40,000 rows take 1 MiB: chunks of floats that were taken before go.
@@ -271,6 +295,63 @@ TEST(AFlippedBitIsFoundAndNamed) {
   EXPECT_STATUS(store.Cut(CutKind::kBase, -1, sink, &cut), StatusCode::kDataLoss, "checksum");
 }
 
+TEST(AFileThatEndsIsFoundAndNamed) {
+  const TemporaryDirectory directory;
+  RowStoreConfig config = Config(0);
+  config.tier_memory = MakeMemory(directory.Path(""));
+  RowStore store(config);
+  Lookup(&store, Batch{Range(0, 6000), {}});
+  for (const std::string& file : OpenSpillFiles(directory.Path(""))) {
+    EXPECT_EQ(::truncate(file.c_str(), 8 << 10), 0);
+  }
+  std::vector<float> rows(6000 * kDim);
+  const Batch all{Range(0, 6000), {}};
+  EXPECT_STATUS(store.Lookup(all.view(), true, SerialFor, rows.data()), StatusCode::kDataLoss,
+                "embedps-spill-", "cannot read", "the file ends", "checkpoint");
+}
+
+// No file may be as large as a segment while it lives.
+class FullDisk {
+ public:
+  FullDisk() {
+    std::signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &limit_);
+    rlimit least = limit_;
+    least.rlim_cur = 1024;
+    setrlimit(RLIMIT_FSIZE, &least);
+  }
+  ~FullDisk() { setrlimit(RLIMIT_FSIZE, &limit_); }
+
+ private:
+  rlimit limit_{};
+};
+
+TEST(CompactionOnAFullDiskLosesNoRow) {
+  const TemporaryDirectory directory;
+  Twins twins(Config(0), directory.Path(""));
+  std::mt19937_64 random(4);
+  for (int step = 1; step <= 16; ++step) {
+    twins.Step(Batch{Range(step * 500, step * 500 + 500), {}}, step, &random);
+  }
+  std::vector<int64_t> gone;
+  for (int64_t id = 500; id < 8500; ++id) {
+    if (id % 5 != 0) gone.push_back(id);
+  }
+  {
+    const FullDisk full;
+    for (RowStore* store : {twins.plain.get(), twins.tiered.get()}) {
+      EXPECT_EQ(store->Remove(0, gone.data(), static_cast<int64_t>(gone.size())), 6400);
+    }
+    while (twins.tiered->tier()->stats().log.full == 0) std::this_thread::yield();
+    EXPECT_CONTAINS(twins.tiered->tier()->stats().log.error, "cannot reserve");
+    EXPECT_TRUE(BaseOf(twins.plain.get()) == BaseOf(twins.tiered.get()));
+  }
+  const int64_t before = twins.tiered->tier()->stats().log.bytes;
+  while (twins.tiered->tier()->stats().log.bytes > before / 2) std::this_thread::yield();
+  EXPECT_TRUE(BaseOf(twins.plain.get()) == BaseOf(twins.tiered.get()));
+  EXPECT_EQ(twins.tiered->tier()->stats().evicted, 0);
+}
+
 TEST(AFullDiskEvictsAndSaysSo) {
   const TemporaryDirectory directory;
   RowStoreConfig config = Config(0);
@@ -281,13 +362,7 @@ TEST(AFullDiskEvictsAndSaysSo) {
   int64_t cut = CutOnto(&store, CutKind::kBase, -1, &rows);
   const int64_t before = NumRows(store, 0);
   EXPECT_EQ(before, 4000);
-  // No file may be as large as a segment.
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit limit{}, least{};
-  getrlimit(RLIMIT_FSIZE, &limit);
-  least = limit;
-  least.rlim_cur = 1024;
-  setrlimit(RLIMIT_FSIZE, &least);
+  auto full = std::make_unique<FullDisk>();
   for (int i = 0; i < 10; ++i) {
     const Batch batch{Range(4000 + 500 * i, 4500 + 500 * i), {}};
     Lookup(&store, batch);
@@ -302,7 +377,7 @@ TEST(AFullDiskEvictsAndSaysSo) {
   EXPECT_EQ(NumRows(store, 0), 9000 - stats.evicted);
   CutOnto(&store, CutKind::kDelta, cut, &rows);
   EXPECT_TRUE(rows == BaseOf(&store));
-  setrlimit(RLIMIT_FSIZE, &limit);
+  full.reset();
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   Lookup(&store, Batch{Range(20000, 22000), {}});
   EXPECT_EQ(store.tier()->stats().log.error, "");
@@ -315,7 +390,7 @@ TEST(TheDiskHasAtMostThreeTimesTheRows) {
   config.tier_memory = MakeMemory(directory.Path(""));
   RowStore store(config);
   std::mt19937_64 random(5);
-  const int64_t row = 400 + 24;
+  const int64_t row = (4 << 10) / 9;  // of 424 bytes, in buffers of a page
   for (uint32_t step = 1; step <= 150; ++step) {
     std::set<int64_t> ids;
     while (ids.size() < 600) ids.insert(static_cast<int64_t>(random() % 8000));

@@ -24,7 +24,8 @@ constexpr Clock::duration kRetry = std::chrono::seconds(1);
 constexpr Clock::duration kRest = std::chrono::milliseconds(200);
 constexpr int64_t kMostAtOnce = 256 << 10;  // bytes that one call reads
 constexpr int64_t kMostBetween = 16 << 10;  // bytes of other records that it reads too
-constexpr size_t kSpareBuffers = 2;
+constexpr size_t kSpareBuffers = 1, kMostUnwritten = 2;
+constexpr int64_t kPage = 4096;  // what O_DIRECT wants of addresses, offsets and lengths
 // A segment is not worth to be compacted if more of it is live.
 constexpr double kMostLive = 0.9;
 
@@ -45,6 +46,8 @@ void RaiseFileLimit() {
 }
 
 std::string Cause(int error) { return std::strerror(error); }
+
+int64_t Pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
@@ -67,21 +70,27 @@ struct SpillLog::Buffer {
   std::shared_ptr<Segment> segment;
   int64_t first = 0;  // record of the segment
   int64_t count = 0;
-  int64_t capacity = 0;
-  bool failed = false;  // to be written; under the log's mutex
-  std::unique_ptr<char[]> bytes;
+  bool taken = false;   // somebody writes it, or tried; under the log's mutex, as what follows
+  bool failed = false;  // to be written
+  PageBytes bytes;
 };
+
+SpillLog::PageBytes SpillLog::NewPages(int64_t bytes) {
+  void* const made = std::aligned_alloc(kPage, Pages(bytes));
+  if (made == nullptr) throw std::bad_alloc();
+  return PageBytes(static_cast<char*>(made));
+}
 
 SpillLog::SpillLog(const TierConfig& config, std::string name, size_t payload_bytes,
                    ReadPool* readers)
     : config_(config),
       name_(std::move(name)),
       payload_bytes_(payload_bytes),
-      record_bytes_((sizeof(RecordHeader) + payload_bytes + 7) / 8 * 8),
-      segment_records_(
-          std::max<int64_t>(config.segment_bytes / static_cast<int64_t>(record_bytes_), 1)),
-      buffer_records_(std::clamp<int64_t>(config.buffer_bytes / static_cast<int64_t>(record_bytes_),
-                                          1, segment_records_)),
+      record_bytes_(static_cast<int64_t>((sizeof(RecordHeader) + payload_bytes + 7) / 8 * 8)),
+      buffer_bytes_(Pages(std::max(config.buffer_bytes, record_bytes_))),
+      buffer_records_(buffer_bytes_ / record_bytes_),
+      segment_bytes_(std::max<int64_t>(config.segment_bytes / buffer_bytes_, 1) * buffer_bytes_),
+      segment_records_(segment_bytes_ / buffer_bytes_ * buffer_records_),
       readers_(readers) {
   RaiseFileLimit();
 }
@@ -92,6 +101,7 @@ void SpillLog::Start(Move move, std::function<bool()> is_busy) {
   move_ = std::move(move);
   is_busy_ = std::move(is_busy);
   compactor_ = std::thread([this] { Compact(); });
+  writer_ = std::thread([this] { Write(); });
 }
 
 void SpillLog::Stop() {
@@ -100,7 +110,9 @@ void SpillLog::Stop() {
     ended_ = true;
   }
   changed_.NotifyAll();
-  if (compactor_.joinable()) compactor_.join();
+  for (std::thread* thread : {&compactor_, &writer_}) {
+    if (thread->joinable()) thread->join();
+  }
 }
 
 Status SpillLog::OpenFile(const std::string& directory, const std::string& path, int* fd) {
@@ -110,7 +122,10 @@ Status SpillLog::OpenFile(const std::string& directory, const std::string& path,
     *fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (*fd >= 0) ::unlink(path.c_str());
   }
-  if (*fd >= 0) return Status::Ok();
+  if (*fd >= 0) {
+    (void)::fcntl(*fd, F_SETFL, ::fcntl(*fd, F_GETFL) | O_DIRECT);  // not every file system has it
+    return Status::Ok();
+  }
   return Status::IoError("cannot make a spill file in " + directory + ": " + Cause(errno));
 }
 
@@ -144,9 +159,8 @@ Status SpillLog::NewSegment() {
                   "-" + std::to_string(next_sequence_);
   std::replace(segment->path.begin() + config_.directory.size() + 1, segment->path.end(), '/', '_');
   EMBEDPS_RETURN_IF_ERROR(OpenFile(config_.directory, segment->path, &segment->fd));
-  const auto bytes = static_cast<off_t>(segment_records_ * record_bytes_);
-  if (::fallocate(segment->fd, 0, 0, bytes) != 0 && errno != EOPNOTSUPP) {
-    return Status::IoError("cannot reserve " + std::to_string(bytes) +
+  if (::fallocate(segment->fd, 0, 0, segment_bytes_) != 0 && errno != EOPNOTSUPP) {
+    return Status::IoError("cannot reserve " + std::to_string(segment_bytes_) +
                            " bytes for a spill file in " + config_.directory + ": " + Cause(errno));
   }
   ::posix_fadvise(segment->fd, 0, 0, POSIX_FADV_RANDOM);
@@ -177,9 +191,10 @@ bool SpillLog::OpenBuffer() {
   open_ = std::make_shared<Buffer>();
   open_->segment = last_;
   open_->first = last_->used;
-  open_->capacity = std::min(buffer_records_, segment_records_ - last_->used);
   if (spare_.empty()) {
-    open_->bytes.reset(new char[buffer_records_ * record_bytes_]);
+    open_->bytes = NewPages(buffer_bytes_);
+    std::memset(open_->bytes.get() + buffer_records_ * record_bytes_, 0,
+                buffer_bytes_ - buffer_records_ * record_bytes_);
   } else {
     open_->bytes = std::move(spare_.back());
     spare_.pop_back();
@@ -210,9 +225,14 @@ uint32_t SpillLog::Append(int bin, int64_t id, const char* payload) {
     ++segment.live;
     ++live_;
     ++stats_.appended;
-    if (++open_->count == open_->capacity) {
-      full = std::move(open_);
-      unwritten_.push_back(full);
+    if (++open_->count == buffer_records_) {
+      if (ended_ || unwritten_.size() >= kMostUnwritten) {
+        full = open_;
+        full->taken = true;
+      }
+      unwritten_.push_back(std::move(open_));
+      open_ = nullptr;
+      changed_.NotifyAll();
       if (segment.used == segment_records_) last_ = nullptr;
     }
   }
@@ -235,9 +255,30 @@ bool SpillLog::WriteFailed() {
   return !has_failed_;
 }
 
+void SpillLog::Write() {
+  while (true) {
+    std::shared_ptr<Buffer> next;
+    {
+      const MutexLock lock(&mutex_);
+      while (!ended_ && next == nullptr) {
+        const auto found = std::find_if(unwritten_.begin(), unwritten_.end(),
+                                        [](const auto& buffer) { return !buffer->taken; });
+        if (found != unwritten_.end()) {
+          next = *found;
+        } else {
+          changed_.Wait(&mutex_);
+        }
+      }
+      if (ended_) return;
+      next->taken = true;
+    }
+    WriteOut(next);
+  }
+}
+
 void SpillLog::WriteOut(const std::shared_ptr<Buffer>& buffer) {
-  const int64_t bytes = buffer->count * record_bytes_;
-  const int64_t offset = buffer->first * record_bytes_;
+  const int64_t bytes = buffer_bytes_;
+  const int64_t offset = OffsetOf(buffer->first);
   int error = 0;
   for (int64_t at = 0; at < bytes && error == 0;) {
     const ssize_t wrote =
@@ -387,17 +428,15 @@ Status SpillLog::ReadAll(std::vector<Read>* reads) {
 
 Status SpillLog::ReadRun(Read* const* first, Read* const* last) {
   const auto& segment = *static_cast<const Segment*>((*first)->segment);
-  const int64_t begin = (*first)->location % segment_records_;
-  const int64_t records = last[-1]->location - (*first)->location + 1;
-  thread_local std::vector<char> bytes;
-  bytes.resize(records * record_bytes_);
-  EMBEDPS_RETURN_IF_ERROR(ReadBytes(segment, begin, records, bytes.data()));
+  const char* records;
+  EMBEDPS_RETURN_IF_ERROR(ReadBytes(segment, (*first)->location % segment_records_,
+                                    last[-1]->location - (*first)->location + 1, &records));
   for (Read* const* read = first; read < last; ++read) {
     const int64_t index = (*read)->location % segment_records_;
-    const char* record = bytes.data() + (index - begin) * record_bytes_;
+    const char* record = records + OffsetOf(index);
     if (!IsWhole(segment, index, record)) {
       return Status::DataLoss("spill file " + segment.path + ": the record at offset " +
-                              std::to_string(index * record_bytes_) + ", of id " +
+                              std::to_string(OffsetOf(index)) + ", of id " +
                               std::to_string((*read)->id) + ", is damaged: its checksum is wrong");
     }
     Take(record, *read);
@@ -405,17 +444,26 @@ Status SpillLog::ReadRun(Read* const* first, Read* const* last) {
   return Status::Ok();
 }
 
-Status SpillLog::ReadBytes(const Segment& segment, int64_t index, int64_t records, char* to) const {
-  const int64_t bytes = records * record_bytes_;
-  const int64_t offset = index * record_bytes_;
+Status SpillLog::ReadBytes(const Segment& segment, int64_t index, int64_t count,
+                           const char** records) const {
+  const int64_t begin = OffsetOf(index) / kPage * kPage;
+  const int64_t end = OffsetOf(index + count - 1) + record_bytes_;
+  const int64_t bytes = Pages(end) - begin;
+  thread_local PageBytes to;
+  thread_local int64_t room = 0;
+  if (room < bytes) {
+    to = NewPages(bytes);
+    room = bytes;
+  }
+  *records = to.get() - begin;
   for (int64_t at = 0; at < bytes;) {
-    const ssize_t got = ::pread(segment.fd, to + at, bytes - at, offset + at);
+    const ssize_t got = ::pread(segment.fd, to.get() + at, bytes - at, begin + at);
     if (got > 0) {
       at += got;
     } else if (got == 0 || errno != EINTR) {
       return Status::DataLoss("spill file " + segment.path + ": cannot read " +
                               std::to_string(bytes - at) + " bytes at offset " +
-                              std::to_string(offset + at) + ": " +
+                              std::to_string(begin + at) + ": " +
                               (got == 0 ? std::string("the file ends") : Cause(errno)));
     }
   }
@@ -493,18 +541,16 @@ void SpillLog::Compact() {
 
 bool SpillLog::CompactOne(const std::shared_ptr<Segment>& segment,
                           const std::function<void()>& pause) {
-  const int64_t at_once = std::max<int64_t>(kMostAtOnce / static_cast<int64_t>(record_bytes_), 1);
-  std::vector<char> bytes(at_once * record_bytes_);
-  for (int64_t first = 0; first < segment_records_; first += at_once) {
-    const int64_t records = std::min(at_once, segment_records_ - first);
-    if (!ReadBytes(*segment, first, records, bytes.data()).ok()) {
+  for (int64_t first = 0; first < segment_records_; first += buffer_records_) {
+    const char* records;
+    if (!ReadBytes(*segment, first, buffer_records_, &records).ok()) {
       // Whoever needs one of its records will find out, and say so.
       const MutexLock lock(&mutex_);
       segment->damaged = true;
       return true;
     }
-    for (int64_t i = 0; i < records; ++i) {
-      const char* record = bytes.data() + i * record_bytes_;
+    for (int64_t i = 0; i < buffer_records_; ++i) {
+      const char* record = records + OffsetOf(first + i);
       if (!IsWhole(*segment, first + i, record)) {
         const MutexLock lock(&mutex_);
         segment->damaged = true;
@@ -528,7 +574,7 @@ SpillLog::Stats SpillLog::stats() const {
   const MutexLock lock(&mutex_);
   Stats stats = stats_;
   stats.live = live_;
-  stats.bytes = num_segments_ * segment_records_ * static_cast<int64_t>(record_bytes_);
+  stats.bytes = num_segments_ * segment_bytes_;
   return stats;
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <list>
 #include <memory>
@@ -31,7 +32,9 @@ namespace embedps {
 // it. Its blocks are reserved when it is made: a full disk refuses a segment, and no record. What
 // cannot be written for another reason stays in memory until it can.
 //
-// Whoever fills a buffer writes it. Until it is written its records are read from memory.
+// A thread writes full buffers; if too many wait, whoever fills one writes it. Until it is written
+// its records are read from memory. Reads and writes go past the cache of the system where it lets
+// them (O_DIRECT): the memory is what the limit says, and what is slow is the disk alone.
 class SpillLog {
  public:
   static constexpr uint32_t kNowhere = (1u << 30) - 1;
@@ -102,16 +105,24 @@ class SpillLog {
   size_t payload_bytes() const { return payload_bytes_; }
   int64_t segment_records() const { return segment_records_; }
   // Of the buffers, about.
-  int64_t MemoryBytes() const { return 2 * config_.buffer_bytes; }
+  int64_t MemoryBytes() const { return kMostBuffers * buffer_bytes_; }
+  static constexpr int64_t kMostBuffers = 4;  // open, to be written, and spare
 
  private:
   struct Segment;
   struct Buffer;
+  struct Free {
+    void operator()(char* bytes) const { std::free(bytes); }
+  };
+  using PageBytes = std::unique_ptr<char[], Free>;  // it begins at a page's begin
+  static PageBytes NewPages(int64_t bytes);
   using Time = std::chrono::steady_clock::time_point;
 
   bool OpenBuffer() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static Status OpenFile(const std::string& directory, const std::string& path, int* fd);
   Status NewSegment() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Writes full buffers until the log ends.
+  void Write();
   void WriteOut(const std::shared_ptr<Buffer>& buffer);
   // Tries again what could not be written; returns whether all of it could.
   bool WriteFailed();
@@ -126,7 +137,13 @@ class SpillLog {
   bool IsWhole(const Segment& segment, int64_t index, const char* record) const;
   void Take(const char* record, Read* read) const;
   Status ReadRun(Read* const* first, Read* const* last);
-  Status ReadBytes(const Segment& segment, int64_t index, int64_t records, char* to) const;
+  // Reads records into memory of this thread's; a record is at `records` + OffsetOf its index.
+  Status ReadBytes(const Segment& segment, int64_t index, int64_t count,
+                   const char** records) const;
+  // Returns where a record of a segment is. None is in two buffers.
+  int64_t OffsetOf(int64_t index) const {
+    return index / buffer_records_ * buffer_bytes_ + index % buffer_records_ * record_bytes_;
+  }
 
   int64_t NumRecords() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // of all files
   bool IsOverShare(int64_t times) const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -137,9 +154,11 @@ class SpillLog {
   const TierConfig config_;
   const std::string name_;
   const size_t payload_bytes_;
-  const size_t record_bytes_;
-  const int64_t segment_records_;
+  const int64_t record_bytes_;
+  const int64_t buffer_bytes_;  // of whole pages
   const int64_t buffer_records_;
+  const int64_t segment_bytes_;  // of whole buffers
+  const int64_t segment_records_;
   ReadPool* const readers_;
   Move move_;
   std::function<bool()> is_busy_;
@@ -153,7 +172,7 @@ class SpillLog {
   std::shared_ptr<Segment> last_ GUARDED_BY(mutex_);  // where records are appended, if anywhere
   std::shared_ptr<Buffer> open_ GUARDED_BY(mutex_);
   std::list<std::shared_ptr<Buffer>> unwritten_ GUARDED_BY(mutex_);  // full
-  std::vector<std::unique_ptr<char[]>> spare_ GUARDED_BY(mutex_);    // of buffers
+  std::vector<PageBytes> spare_ GUARDED_BY(mutex_);                  // of buffers
   int64_t live_ GUARDED_BY(mutex_) = 0;
   Time retry_at_ GUARDED_BY(mutex_){};          // when a full disk is asked again
   Time compact_again_at_ GUARDED_BY(mutex_){};  // when one that had no place for moves is
@@ -161,7 +180,7 @@ class SpillLog {
   Stats stats_ GUARDED_BY(mutex_);
   bool ended_ GUARDED_BY(mutex_) = false;
   std::atomic<bool> has_failed_{false};  // a buffer could not be written
-  std::thread compactor_;
+  std::thread compactor_, writer_;
 };
 
 }  // namespace embedps

@@ -36,4 +36,13 @@ StripeOrder::StripeOrder(const IdsByTable& batch, const std::vector<uint64_t>& t
   });
 }
 
+StripeOrder::StripeOrder(std::vector<Entry> entries)
+    : num_ids_(static_cast<int64_t>(entries.size())), entries_(new Entry[entries.size() + 1]) {
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return a.bin != b.bin ? a.bin < b.bin : a.at < b.at;
+  });
+  std::copy(entries.begin(), entries.end(), entries_.get());
+  entries_[num_ids_].bin = -1;
+}
+
 }  // namespace embedps

@@ -36,6 +36,8 @@ class StripeOrder {
   // `table_salts` has the TableSalt of each table of the batch.
   StripeOrder(const IdsByTable& batch, const std::vector<uint64_t>& table_salts,
               const ParallelFor& parallel);
+  // Some of its entries again.
+  explicit StripeOrder(std::vector<Entry> entries);
 
   // Calls visit(bin, first entry, end of entries) in parallel for each stripe that has ids. `cost`
   // is roughly the cycles per entry. The entry at the end tells the bin that is visited next, or

@@ -74,7 +74,13 @@ def test_a_run_tells_its_numbers_and_ends_with_its_port(
 ) -> None:
     callback = ScrapesAtSave()
     trainer = make_trainer(
-        dataset, tmp_path / "m", metrics_port=0, stats_secs=1e-3, callbacks=[callback]
+        dataset,
+        tmp_path / "m",
+        metrics_port=0,
+        stats_secs=1e-3,
+        callbacks=[callback],
+        max_memory_bytes=1 << 30,
+        spill_dir=str(tmp_path / "spill"),
     )
     port = trainer._metrics.port  # type: ignore[union-attr]
     assert port is not None
@@ -92,6 +98,8 @@ def test_a_run_tells_its_numbers_and_ends_with_its_port(
     assert found["embedps_train_save_seconds_count", "base"] == 1
     assert found["embedps_train_checkpoint_step"] == found["embedps_train_steps_total"]
     assert found["embedps_train_unsaved_seconds"] == 0
+    assert found["embedps_train_spill_rows_evicted_total"] == 0
+    assert found["embedps_train_table_disk_rows", "C1"] == 0
     assert {*RUN, *ALL} > found.names
     assert {*RUN, *ALL} - found.names == {
         "embedps_train_waiting_files",
@@ -156,6 +164,8 @@ def test_a_cluster_tells_its_numbers_at_the_clients_port(dataset: Dataset, tmp_p
         "--eval=none",
         "--log-format=json",
         "--metrics-port=0",
+        "--max-memory-bytes=1073741824",
+        f"--spill-dir={tmp_path / 'spill'}",
     )
     port = port_of(process)
 

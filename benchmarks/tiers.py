@@ -6,8 +6,8 @@ memory; heads and index of all rows are in memory in each. In each round each pr
 same unit, and the others stand still. All rows are there before: they come in turns of all tables.
 Spill files are read past the system's cache, so memory beyond the limit helps nobody.
 
-A hit is a row of a step that was in memory when the step came, or that was read ahead for it: hits
-and reads count rows, each once per step. Belady's optimum and LRU of the same size see the same
+A hit is a row of a step that was not read from disk, neither by the step nor ahead of it; a row
+counts once per step. Belady's optimum and LRU of the same size see the same
 stream, warm-up included; so does a map of the row file in pages of 4 KiB by LRU, the best that the
 kernel's paging can do, with all of the memory for pages. The bound is the lower of the speed in
 memory and of the disk's reads per second by the rows that an example needs from it. Lookups are

@@ -23,4 +23,4 @@ BODY_BYTES = 4 * (DIM + 1)
 
 def tiered(directory: Path) -> dict[str, Any]:
     """The options of a run with little memory."""
-    return {"max_memory_bytes": 2 * 1_700_000, "spill_dir": str(directory)}
+    return {"max_memory_bytes": 2 * 2_200_000, "spill_dir": str(directory)}

@@ -134,7 +134,7 @@ void HotRows::Clear() {
   num_small_ = num_main_ = 0;
   hand_chunk_ = hand_slot_ = 0;
   spilled = 0;
-  main_age = 0;
+  main_age = kAnyAge;
 }
 
 }  // namespace embedps

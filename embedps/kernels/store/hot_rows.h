@@ -24,6 +24,7 @@ class HotRows {
  public:
   static constexpr uint8_t kMostUses = 3;
   static constexpr int64_t kSmallParts = 10;  // the small queue is one of these
+  static constexpr int64_t kAnyAge = INT64_MAX;
   // Of a slot in this object's lists.
   static constexpr int64_t kListBytes = 2 * sizeof(uint32_t);
 
@@ -79,8 +80,10 @@ class HotRows {
     return arena_->chunk_bytes() + arena_->chunk_slots() * kListBytes;
   }
 
-  int64_t spilled = 0;   // rows of the stripe on disk
-  int64_t main_age = 0;  // steps since the last update of the row that left the main queue last
+  int64_t spilled = 0;  // rows of the stripe on disk
+  // Steps since the last update of the row that left the main queue last. Before one left, each
+  // row that comes back begins there.
+  int64_t main_age = kAnyAge;
 
  private:
   BodyArena* const arena_;

@@ -17,11 +17,13 @@ from embedps.storage.file_io import replacing
 from .column_statistics import fit_features
 from .dataset_commit import commit_dataset
 from .file_parser import FileParser
-from .file_record import FileRecord, in_order
+from .file_record import DividedRows, FileRecord, all_runs, in_order
 from .ingest_job import BAD_LINES_NAME, IngestJob
 from .input_files import InputTask
 from .kept_texts import MergedPart, describe_texts, merge_part, write_part
 from .shard_writer import ShardRecord, ShardTask, write_shard
+from .user_runs import UserRange, UserRunRecord, find_ranges
+from .user_split import divide_range
 
 _SHOWN_NAMES = 10
 
@@ -35,13 +37,13 @@ def build(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) 
         | "Spread files" >> beam.Reshuffle()
         | "Parse" >> beam.ParDo(ParseFile(job))
     )
-    go = once | "Fit" >> beam.Map(fit_transforms, job, beam.pvalue.AsList(files))
+    divided = beam.pvalue.AsList(_divided(once, job, files))
+    go = once | "Fit" >> beam.Map(fit_transforms, job, beam.pvalue.AsList(files), divided)
     shards = (
         pipeline
         | "Shards" >> beam.Create(job.shard_tasks)
         | "Spread shards" >> beam.Reshuffle()
-        | "Write"
-        >> beam.ParDo(WriteShard(job), beam.pvalue.AsList(files), beam.pvalue.AsSingleton(go))
+        | "Write" >> beam.ParDo(WriteShard(job), divided, beam.pvalue.AsSingleton(go))
     )
     texts: tuple[beam.pvalue.AsList, ...] = ()
     if job.keep_texts:
@@ -64,6 +66,32 @@ def build(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) 
     )
 
 
+def _divided(once: beam.PCollection, job: IngestJob, files: beam.PCollection) -> beam.PCollection:
+    """Adds the stages that divide rows into the splits, if parsing has not done so."""
+    if not job.by:
+        return files | "Divided" >> beam.Map(lambda file: file.divided)
+    return (
+        once
+        | "Ranges" >> beam.FlatMap(user_ranges, job, beam.pvalue.AsList(files))
+        | "Spread ranges" >> beam.Reshuffle()
+        | "Divide" >> beam.Map(divide_users, job, beam.pvalue.AsList(files))
+    )
+
+
+def user_ranges(_: None, job: IngestJob, files: Sequence[FileRecord]) -> list[UserRange]:
+    """Divides all users' rows into ranges."""
+    return find_ranges(job.work, _user_runs(files))
+
+
+def divide_users(of: UserRange, job: IngestJob, files: Sequence[FileRecord]) -> DividedRows:
+    """Divides the rows of a range of users into the splits."""
+    return divide_range(job, _user_runs(files), of)
+
+
+def _user_runs(files: Sequence[FileRecord]) -> list[UserRunRecord]:
+    return [run for file in in_order(files) for run in file.user_runs]
+
+
 class ParseFile(beam.DoFn):
     """Parses one file into sorted runs in the work directory; emits its FileRecord."""
 
@@ -77,7 +105,9 @@ class ParseFile(beam.DoFn):
         yield record
 
 
-def fit_transforms(_: None, job: IngestJob, files: Sequence[FileRecord]) -> bool:
+def fit_transforms(
+    _: None, job: IngestJob, files: Sequence[FileRecord], divided: Sequence[DividedRows]
+) -> bool:
     """Joins the bad lines, checks how many there are, and fits the transforms.
 
     Returns:
@@ -88,27 +118,38 @@ def fit_transforms(_: None, job: IngestJob, files: Sequence[FileRecord]) -> bool
         for file in files:
             with open(job.work.bad_lines(file.index), "rb") as part:
                 shutil.copyfileobj(part, out)
-    failure = _failure(job, files)
+    divided = sorted(divided, key=lambda part: part.index)
+    failure = _failure(job, files, divided)
     if failure:
         job.work.failure.write_text(failure)
         return False
-    if notes := _notes(files):
+    if notes := _notes(job, files, divided):
         job.work.notes.write_text(notes)
     if not job.transforms_digest:
-        Transforms(table=fit_features(job.table, job.work, files)).save(job.work.path)
+        Transforms(table=fit_features(job.table, job.work, divided)).save(job.work.path)
     return True
 
 
-def _notes(files: Sequence[FileRecord]) -> str:
+def _notes(job: IngestJob, files: Sequence[FileRecord], divided: Sequence[DividedRows]) -> str:
     """Returns what the user should know; empty if there is nothing."""
+    notes = []
     names = list(dict.fromkeys(name for file in files for name in file.undeclared))
-    if not names:
-        return ""
-    shown = ", ".join(map(repr, names[:_SHOWN_NAMES])) + (", …" if names[_SHOWN_NAMES:] else "")
-    return f"the input has columns that the schema does not declare; they are not read: {shown}"
+    if names:
+        shown = ", ".join(map(repr, names[:_SHOWN_NAMES])) + (", …" if names[_SHOWN_NAMES:] else "")
+        notes.append(
+            f"the input has columns that the schema does not declare; they are not read: {shown}"
+        )
+    if users := sum(part.users_left for part in divided):
+        notes.append(
+            f"--eval-last {job.split.last} holds out no row of {users:,} users, who have no more "
+            "rows than that: theirs are to train on"
+        )
+    if rows := sum(part.rows_left for part in divided):
+        notes.append(f"{rows:,} rows have no {job.split.by}: they are to train on")
+    return "\n".join(notes)
 
 
-def _failure(job: IngestJob, files: Sequence[FileRecord]) -> str:
+def _failure(job: IngestJob, files: Sequence[FileRecord], divided: Sequence[DividedRows]) -> str:
     """Returns why the job must stop after parsing; empty if it may go on."""
     lines, bad = sum(file.lines for file in files), sum(file.lines_bad for file in files)
     damaged = [file for file in files if file.damage]
@@ -135,32 +176,38 @@ def _failure(job: IngestJob, files: Sequence[FileRecord]) -> str:
             f"at most {job.max_bad_fraction:.3%} of the lines may be bad (--max-bad-fraction), "
             f"but {bad:,} of {lines:,} are ({shown}): see {Path(job.output) / BAD_LINES_NAME}"
         )
-    if not any(run.rows[0] for file in files for run in file.runs):
+    runs = all_runs(divided)
+    if not any(run.rows[0] for run in runs):
         return f"no line is a good row to train on: see {Path(job.output) / BAD_LINES_NAME}"
-    if job.split.must_hold_rows and not any(run.rows[1] for file in files for run in file.runs):
+    if job.split.must_hold_rows and not any(run.rows[1] for run in runs):
         return (
-            "the input must have rows to hold out by --eval-from or --eval-where, it has none: "
-            "give a time or a value that it has, or --eval-fraction 0 to hold out nothing"
+            "the input must have rows to hold out by --eval-from, --eval-where or --eval-last, it "
+            "has none: give a time, a value or fewer rows than it has, or --eval-fraction 0 to "
+            "hold out nothing"
         )
     return ""
 
 
 class WriteShard(beam.DoFn):
-    """Writes one shard; the parsed files are a side input."""
+    """Writes one shard; the divided rows are a side input."""
 
     def __init__(self, job: IngestJob) -> None:
         self._job = job
 
     def process(
-        self, task: ShardTask, files: Sequence[FileRecord], go: bool
+        self, task: ShardTask, divided: Sequence[DividedRows], go: bool
     ) -> Iterator[ShardRecord]:
         """Writes one shard, unless the job has stopped."""
         if go:
             job = self._job
-            runs = [run for file in in_order(files) for run in file.runs]
             transforms = Transforms.load(job.work.path)
             yield write_shard(
-                Path(job.output), job.work, runs, transforms, task, job.row_group_rows
+                Path(job.output),
+                job.work,
+                all_runs(divided),
+                transforms,
+                task,
+                job.row_group_rows,
             )
 
 

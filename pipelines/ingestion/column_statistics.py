@@ -24,7 +24,7 @@ from embedps.splitmix import mix, unmix
 from embedps.storage.file_io import replacing
 
 from ..moments import Moments
-from .file_record import FileRecord
+from .file_record import DividedRows
 from .work_dir import WorkDir
 
 _PIECE_IDS = 1 << 20
@@ -89,26 +89,26 @@ def _merge_counts(parts: Sequence[_Counts]) -> _Counts:
     return hashes[starts], np.add.reduceat(counts, starts) if len(starts) else counts
 
 
-def fit_features(table: Table, work: WorkDir, files: Sequence[FileRecord]) -> Table:
-    """Fits every step of a table's features; `files` are in order."""
+def fit_features(table: Table, work: WorkDir, parts: Sequence[DividedRows]) -> Table:
+    """Fits every step of a table's features; `parts` are in order."""
     return table.with_features(
-        tuple(_fit_feature(feature, work, files) for feature in table.features)
+        tuple(_fit_feature(feature, work, parts) for feature in table.features)
     )
 
 
-def _fit_feature(feature: Feature, work: WorkDir, files: Sequence[FileRecord]) -> Feature:
+def _fit_feature(feature: Feature, work: WorkDir, parts: Sequence[DividedRows]) -> Feature:
     at = feature.first_unfitted
     if at is None:
         return feature
     step = feature.steps[at]
     if isinstance(step, Standardize):
-        moments = sum((f.moments.get(feature.name, Moments()) for f in files), Moments())
+        moments = sum((p.moments.get(feature.name, Moments()) for p in parts), Moments())
         step = replace(step, mean=moments.mean, std=moments.std)
     elif isinstance(step, RareIds):
         paths = [
-            work.counts(file.index, feature.name, number)
-            for file in files
-            for number in range(file.num_count_pieces.get(feature.name, 0))
+            work.counts(part.index, feature.name, number)
+            for part in parts
+            for number in range(part.num_count_pieces.get(feature.name, 0))
         ]
         kept = _frequent_ids(paths, step.count)
         step = replace(step, kept=kept, file=f"{FOLDER_NAME}/{feature.name}.arrow")

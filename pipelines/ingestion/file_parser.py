@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from embedps.features.table_schema import TEXT_FORMATS
 
 from .bad_lines import BadLine
-from .column_statistics import ColumnStatistics
 from .columnar_input import read_rows
 from .file_record import FileRecord
 from .ingest_job import IngestJob
@@ -23,10 +22,11 @@ from .line_blocks import BLOCK_BYTES, ReadAhead
 from .path_columns import check_path_columns
 from .record_blocks import RecordReader
 from .record_hash import hash_lines, hash_records
-from .sorted_runs import SortedRunWriter
+from .row_divider import RowDivider
 from .text_input import open_lines
 from .tf_examples import ExampleParser
 from .unpacked_stream import checksum_of
+from .user_runs import UserRunWriter
 
 _MIN_COMPRESSED_BYTES = 9  # of an empty zstd frame; others are longer
 
@@ -36,8 +36,9 @@ class FileParser:
 
     def __init__(self, job: IngestJob, task: InputTask, bad_out: TextIO) -> None:
         self._job, self._task, self._bad_out = job, task, bad_out
-        self._runs = SortedRunWriter(job.work, task.index, job.table, job.split.seed)
-        self._statistics = ColumnStatistics(job.table, job.work, task.index)
+        self._by_user = UserRunWriter(job.work, task.index, job.table, job.by) if job.by else None
+        self._divider = RowDivider(job, task.index) if self._by_user is None else None
+        self._num_rows = 0
         self._texts = TextGatherer(job.table, job.keep_texts, job.work, task.index)
         self._table = self._texts.table
         self._bad = _LineCounter()
@@ -97,7 +98,7 @@ class FileParser:
         whole = open_input(self._task.path)
         checksum, num_bytes = checksum_of(whole), whole.tell()
         whole.close()
-        return self._record(num_bytes, checksum, self._runs.num_rows + self._bad.count)
+        return self._record(num_bytes, checksum, self._num_rows + self._bad.count)
 
     def _add(
         self,
@@ -116,14 +117,18 @@ class FileParser:
             split, table = self._job.split, self._job.table
             check_path_columns(table, rows, self._task.name)
             held_out = split.held_out(table, rows, self._task.held_out, records)
-            self._runs.add(rows, held_out)
-            if not self._job.transforms_digest:
-                self._statistics.add(rows.filter(pa.array(~held_out)))
+            self._num_rows += rows.num_rows
+            for each in (self._by_user, self._divider):
+                if each is not None:
+                    each.add(rows, held_out)
         progress = self._job.work.progress(f"{self._task.index:05d}")
-        progress.write_text(f"{bytes_read} {self._runs.num_rows}")
+        progress.write_text(f"{bytes_read} {self._num_rows}")
 
     def _record(self, num_bytes: int, checksum: str, lines: int = 0) -> FileRecord:
-        self._runs.flush()
+        user_runs = ()
+        if self._by_user is not None:
+            self._by_user.flush()
+            user_runs = tuple(self._by_user.records)
         is_compressed = self._task.path.endswith(PACKINGS)
         if num_bytes < _MIN_COMPRESSED_BYTES and is_compressed and not self._damage:
             self._damage = f"the file must be packed as it is named, it has {num_bytes} bytes"
@@ -137,12 +142,11 @@ class FileParser:
             xxh3_64=checksum,
             lines=lines,
             lines_bad=self._bad.count,
-            runs=tuple(self._runs.records),
+            divided=None if self._divider is None else self._divider.finish(),
+            user_runs=user_runs,
             damage=self._damage,
             undeclared=self._undeclared,
             absent=tuple(sorted(self._absent)),
-            moments=self._statistics.moments,
-            num_count_pieces=self._statistics.finish(),
             num_text_pieces=self._texts.finish(),
         )
 

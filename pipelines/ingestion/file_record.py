@@ -1,4 +1,4 @@
-"""The record of one parsed input file, which later stages read."""
+"""What stages tell each other: the record of one parsed input file, and of rows in the splits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ from dataclasses import dataclass, field
 
 from ..moments import Moments
 from .sorted_runs import SortedRunRecord
+from .user_runs import UserRunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class DividedRows:
+    """The runs of some rows, and what the fit needs of those to train on.
+
+    Attributes:
+      index: the order of these rows among all, from 0.
+      users_left: users with too few rows to hold one out.
+      rows_left: rows without a user, which are not held out.
+    """
+
+    index: int
+    runs: tuple[SortedRunRecord, ...]
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+    num_count_pieces: Mapping[str, int] = field(default_factory=dict)
+    users_left: int = 0
+    rows_left: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +39,15 @@ class FileRecord:
     lines: int
     """Records that should be rows; a header does not count."""
     lines_bad: int
-    runs: tuple[SortedRunRecord, ...]
+    divided: DividedRows | None
+    """The rows in the splits; None if the users' other rows decide."""
+    user_runs: tuple[UserRunRecord, ...] = ()
     damage: str = ""
     """Why an unknown number of rows is lost: the file is cut, damaged or gone."""
     undeclared: tuple[str, ...] = ()
     """The columns of a text file's header that the table does not declare."""
     absent: tuple[str, ...] = ()
     """The declared columns that no object of a file of JSON Lines has."""
-    moments: Mapping[str, Moments] = field(default_factory=dict)
-    num_count_pieces: Mapping[str, int] = field(default_factory=dict)
     num_text_pieces: tuple[int, ...] = ()
     """By the columns whose texts are kept."""
 
@@ -36,3 +55,8 @@ class FileRecord:
 def in_order(files: Sequence[FileRecord]) -> list[FileRecord]:
     """Sorts records by the files' order; a runner returns them in any order."""
     return sorted(files, key=lambda file: file.index)
+
+
+def all_runs(divided: Sequence[DividedRows]) -> list[SortedRunRecord]:
+    """Lists the runs in the order of their rows; a runner returns the parts in any order."""
+    return [run for part in sorted(divided, key=lambda part: part.index) for run in part.runs]

@@ -38,6 +38,11 @@ class IngestJob:
     max_texts: int = 0
 
     @property
+    def by(self) -> str:
+        """The column by which rows must come together before they are divided; empty if none."""
+        return self.split.by
+
+    @property
     def work(self) -> WorkDir:
         return WorkDir(path=Path(self.output) / WORK_NAME)
 
@@ -48,7 +53,7 @@ class IngestJob:
     @property
     def shard_tasks(self) -> list[ShardTask]:
         """The shards to write; there are no eval shards if no rows are held out."""
-        splits = SPLITS if self.split.fraction != 0 else SPLITS[:1]
+        splits = SPLITS if self.split.holds_out else SPLITS[:1]
         return [
             ShardTask(split=split, index=i, count=self.num_shards)
             for split in splits

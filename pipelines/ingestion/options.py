@@ -67,6 +67,14 @@ class HeldOut:
     eval_where: str | None = option(
         None, "the rows where a column has a value, such as split=test", metavar="COLUMN=VALUE"
     )
+    eval_last: int | None = option(
+        None,
+        "so many rows of each user that has more, the last ones by the schema's timestamp",
+        least=1,
+        most=MAX_COUNT,
+        metavar="K",
+    )
+    by: str | None = option(None, "the user's column, for --eval-last", metavar="COLUMN")
     eval_input: tuple[str, ...] = option(
         (), "the rows of other files", metavar="PATTERN", several=True
     )
@@ -74,12 +82,14 @@ class HeldOut:
     def __post_init__(self) -> None:
         check(self)
         by_hash = self.eval_fraction is not None or bool(self.split_key)
-        others = (self.eval_from is not None, self.eval_where is not None, bool(self.eval_input))
-        if sum([by_hash, *others]) > 1:
+        others = (self.eval_from, self.eval_where, self.eval_last, self.eval_input or None)
+        if sum([by_hash, *(each is not None for each in others)]) > 1:
             raise UsageError(
                 "give one of --eval-fraction (with or without --split-key), --eval-from, "
-                "--eval-where, --eval-input"
+                "--eval-where, --eval-last, --eval-input"
             )
+        if (self.eval_last is None) != (self.by is None):
+            raise UsageError("give --eval-last and --by together, such as --eval-last 1 --by user")
         if self.eval_where is not None and "=" not in self.eval_where:
             raise UsageError(f"--eval-where must be COLUMN=VALUE, got {self.eval_where!r}")
 
@@ -94,6 +104,8 @@ class HeldOut:
         if self.eval_where is not None:
             name, _, value = self.eval_where.partition("=")
             return SplitRule(seed=seed, fraction=None, where=(name, value))
+        if self.eval_last is not None and self.by is not None:
+            return SplitRule(seed=seed, fraction=None, last=self.eval_last, by=self.by)
         if self.eval_input:
             return SplitRule(seed=seed, fraction=None)
         fraction = SplitRule.fraction if self.eval_fraction is None else self.eval_fraction

@@ -133,7 +133,7 @@ class SortedRunReader:
         if not self._runs:
             return np.zeros((len(ranks), 0), np.int64)
         paths = [self._work.keys(run.file_name, self._split) for run in self._runs]
-        keys = [_load_keys(path) for path in paths]
+        keys = [load_keys(path) for path in paths]
         # The key at a rank is the smallest key with more than `rank` rows at or below it.
         low = np.full(len(ranks), min(k[0] for k in keys), np.uint64)
         high = np.full(len(ranks), max(k[-1] for k in keys), np.uint64)
@@ -163,7 +163,7 @@ class SortedRunReader:
         return parts
 
 
-def _load_keys(path: Path) -> NDArray[np.uint64]:
+def load_keys(path: Path) -> NDArray[np.uint64]:
     """Reads a run's keys; maps only large files, as each map holds a file descriptor."""
     mapped = path.stat().st_size > _MAPPED_BYTES
     return np.asarray(np.load(path, mmap_mode="r" if mapped else None))

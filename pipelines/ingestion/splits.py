@@ -1,4 +1,4 @@
-"""Decides which rows are held out: by a hash of the record or of keys, by time, value or file."""
+"""Decides which rows are held out: by a hash, by time, value or file, or each user's last ones."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class SplitRule:
       keys: the only columns to hash, so that rows of equal keys are in the same split.
       from_ms: hold out the rows of this time (milliseconds since 1970) and later.
       where: hold out the rows where a column has a value: its name and the value as a text.
+      last: hold out so many rows of each user that has more, the last ones by time. Rows of equal
+        times keep the order of the input, files by name.
+      by: the user's column.
     """
 
     seed: int = 0
@@ -37,6 +40,8 @@ class SplitRule:
     keys: tuple[str, ...] = ()
     from_ms: int | None = None
     where: tuple[str, str] | None = None
+    last: int = 0
+    by: str = ""
 
     def check(self, table: Table) -> None:
         """Raises UsageError if the table lacks the column that the rule needs."""
@@ -47,6 +52,15 @@ class SplitRule:
             raise UsageError("--eval-from needs a timestamp column in the schema")
         if self.where is not None:
             self._value(table)
+        if self.by and table.column(self.by).role not in ("key", "categorical"):
+            raise UsageError(f"--by {self.by} must be a key or categorical column")
+        if self.last and table.role("timestamp") is None:
+            raise UsageError("--eval-last needs a timestamp column in the schema")
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there is a split of rows that are held out."""
+        return self.fraction != 0
 
     @property
     def needs_records(self) -> bool:
@@ -73,6 +87,8 @@ class SplitRule:
         if self.where is not None:
             value = self._value(table)
             return np.asarray(rows.column(self.where[0]).to_numpy() == value)
+        if self.last:  # decided where all rows of a user are together
+            return np.zeros(rows.num_rows, np.bool_)
         if self.fraction is None:
             return np.full(rows.num_rows, eval_file)
         if not self.fraction:
@@ -87,7 +103,7 @@ class SplitRule:
     @property
     def must_hold_rows(self) -> bool:
         """Whether an input without rows to hold out is a mistake of who gave the rule."""
-        return self.from_ms is not None or self.where is not None
+        return self.from_ms is not None or self.where is not None or bool(self.last)
 
     def _value(self, table: Table) -> int:
         name, text = self.where or ("", "")
@@ -108,6 +124,7 @@ class SplitRule:
             **({"split_by": "record"} if self.needs_records else {}),
             "eval_from_ms": self.from_ms,
             **({"eval_where": [*self.where]} if self.where is not None else {}),
+            **({"eval_last": self.last, "by": self.by} if self.last else {}),
         }
 
 

@@ -30,6 +30,14 @@ class WorkDir:
         """NumPy: the keys of a run's rows of one split, ascending."""
         return self.path / f"{run_name}.{SPLITS[split]}.npy"
 
+    def user_run(self, file_index: int, run_index: int) -> Path:
+        """Arrow IPC: rows of one input file by user and time, in small batches."""
+        return self.path / f"users-{file_index:05d}-{run_index:07d}.arrow"
+
+    def user_keys(self, run_name: str) -> Path:
+        """NumPy: the keys of a run of rows by user, ascending."""
+        return self.path / f"{run_name}.npy"
+
     def bad_lines(self, file_index: int) -> Path:
         """JSON lines: the lines of one file that were set aside."""
         return self.path / f"bad-{file_index:05d}.jsonl"

@@ -222,7 +222,7 @@ def test_rows_of_a_value_are_held_out_and_must_be_there(tmp_path: Path):
     shop = next(each["shop"] for each in records if each["shop"])
     dataset = make(load(tmp_path), tmp_path / "a.csv", tmp_path / "out", eval_where=f"shop={shop}")
     assert dataset.splits["eval"].rows == sum(each["shop"] == shop for each in records)
-    with pytest.raises(DatasetError, match="must have rows to hold out by --eval-from or"):
+    with pytest.raises(DatasetError, match="must have rows to hold out by --eval-from, --eval"):
         make(load(tmp_path), tmp_path / "a.csv", tmp_path / "none", eval_where="shop=no such shop")
 
 

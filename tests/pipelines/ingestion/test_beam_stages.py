@@ -55,7 +55,13 @@ def test_parse_gives_a_record_of_each_file(tmp_path: Path, logs: str):
     with BeamPipeline(runner="FnApiRunner") as pipeline:
         files = pipeline | beam.Create(inputs) | beam.ParDo(ParseFile(job))
         counts = files | beam.Map(
-            lambda f: (f.index, f.name, f.lines, f.lines_bad, sum(sum(r.rows) for r in f.runs))
+            lambda f: (
+                f.index,
+                f.name,
+                f.lines,
+                f.lines_bad,
+                sum(sum(r.rows) for r in f.divided.runs),
+            )
         )
         assert_that(counts, equal_to([(0, "0.tsv.gz", 51, 1, 50), (1, "1.tsv.zst", 71, 1, 70)]))
 
@@ -77,12 +83,13 @@ def test_nothing_is_written_for_a_job_that_is_stopped(tmp_path: Path, logs: str)
         files = pipeline | beam.Create(inputs) | beam.ParDo(ParseFile(job))
         strict = IngestJob(**{**vars(job), "max_bad_fraction": 0.0})
         once = pipeline | "Once" >> beam.Create([None])
-        go = once | beam.Map(fit_transforms, strict, beam.pvalue.AsList(files))
+        divided = beam.pvalue.AsList(files | "Divided" >> beam.Map(lambda file: file.divided))
+        go = once | beam.Map(fit_transforms, strict, beam.pvalue.AsList(files), divided)
         assert_that(go, equal_to([False]), label="go")
         shards = (
             pipeline
             | "Shards" >> beam.Create(job.shard_tasks)
-            | beam.ParDo(WriteShard(job), beam.pvalue.AsList(files), beam.pvalue.AsSingleton(go))
+            | beam.ParDo(WriteShard(job), divided, beam.pvalue.AsSingleton(go))
         )
         assert_that(shards, equal_to([]), label="shards")
     assert "2 of 122 are" in job.work.failure.read_text()

@@ -33,9 +33,11 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
     make_console().print(table)
     read, bad = dataset.input.lines_read, dataset.input.lines_bad
     written = sum(split.rows for split in dataset.splits.values())
+    drawn = written + bad - read
     say(
-        f"{read:,} rows read = {written:,} written + {bad:,} bad"
+        f"{read:,} rows read = {written - drawn:,} written + {bad:,} bad"
         + (f" (see {dataset.directory / dataset.bad_lines})" if bad else "")
+        + (f"; {drawn:,} negatives drawn" if drawn else "")
     )
     for file in dataset.input.files:
         if not file.lines:

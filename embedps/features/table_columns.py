@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from embedps.config_fields import shown
 from embedps.data.dataset_metadata import LABEL_KINDS
 from embedps.errors import UsageError
-from embedps.features.transform_steps import TransformStep
+from embedps.features.transform_steps import TransformStep, finite_number
 
 ROLES = (
     "label",
@@ -48,6 +49,35 @@ _ROW_TYPES = {
 }
 LIST_TYPE = _ROW_TYPES["list"]
 _WRITTEN = ("label", "float_list", "weight", "timestamp")
+
+
+MAX_HISTORY = 1000
+MAX_HISTORY_DAYS = 36_500
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """How a list is made of the rows of one user before a row.
+
+    Attributes:
+      of: the column whose ids it has, the latest last.
+      by: the user's column.
+      length: the most ids, the latest.
+      days: the most days before the row; 0 if any.
+      positives: whether only rows whose first label is positive are in it.
+    """
+
+    of: str
+    by: str
+    length: int = 50
+    days: float = 0
+    positives: bool = False
+
+    def __post_init__(self) -> None:
+        if not (type(self.length) is int and 1 <= self.length <= MAX_HISTORY):
+            raise UsageError(f"length must be 1 to {MAX_HISTORY}, got {shown(self.length)}")
+        if finite_number("days", self.days) < 0 or self.days > MAX_HISTORY_DAYS:
+            raise UsageError(f"days must be 0 to {MAX_HISTORY_DAYS}, got {self.days}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +118,10 @@ class Column:
     """Called with each text that is decoded to its fingerprint, and this; not declared."""
     flatten: bool = False
     """Whether the values of a list's lists are one list."""
+    value: str = ""
+    """Of a label: that of every row, where the input has no such column."""
+    history: History | None = None
+    """How ingestion makes a list that the input does not have."""
 
     def __post_init__(self) -> None:
         if (not self.name or self.name.startswith("_")) and self.role != "ignore":
@@ -108,6 +142,8 @@ class Column:
             raise UsageError(f"column {self.name!r}: separator must not be empty")
         if self.flatten and self.role not in ("list", "float_list"):
             raise UsageError(f"column {self.name!r}: flatten belongs to a list or float_list")
+        if self.history is not None and (self.role != "list" or self.path or self.flatten):
+            raise UsageError(f"column {self.name!r}: history belongs to a list without a path")
         if self.keep and self.role != "key":
             raise UsageError(f"column {self.name!r}: keep belongs to a key")
         self._check_label()
@@ -118,8 +154,8 @@ class Column:
             raise UsageError(f"{where}: task must be one of {LABEL_KINDS}, got {self.task!r}")
         if self.role != "label" and (self.task != "binary" or self.classes):
             raise UsageError(f"{where}: task and classes belong to a label")
-        if self.role != "label" and (self.optional or self.soft or self.weight):
-            raise UsageError(f"{where}: optional, soft and weight belong to a label")
+        if self.role != "label" and (self.optional or self.soft or self.weight or self.value):
+            raise UsageError(f"{where}: optional, soft, weight and value belong to a label")
         if self.soft and (self.task != "binary" or self.positive_from is not None):
             raise UsageError(
                 f"{where}: soft belongs to a label of task binary without positive_from"
@@ -174,6 +210,10 @@ class Column:
             node["path"] = [*self.path]
         if self.flatten:
             node["flatten"] = True
+        if self.value:
+            node["value"] = self.value
+        if self.history is not None:
+            node["history"] = asdict(self.history)
         return node
 
 

@@ -41,6 +41,7 @@ from embedps.features.table_columns import (
     ROLES,
     Column,
     Feature,
+    History,
     check_unique,
 )
 from embedps.features.transform_steps import finite_number, parse_step
@@ -107,6 +108,7 @@ class Table:
         if self.format == "csv" and (paths := [c.name for c in self.columns if c.path]):
             raise UsageError(f"path belongs to another format than csv, {paths} have one")
         self._check_weights()
+        self._check_histories()
         if len(found := [c.name for c in self.columns if c.role == "timestamp"]) > 1:
             raise UsageError(f"a table must have at most one timestamp column, got {found}")
         written = [feature.name for feature in self.features]
@@ -130,6 +132,29 @@ class Table:
             raise UsageError(
                 "a table must have at most one weight column beside those that labels name by "
                 f"weight, got {common}"
+            )
+
+    def _check_histories(self) -> None:
+        made = [(column, column.history) for column in self.columns if column.history is not None]
+        for column, history in made:
+            where = f"column {column.name!r}: a history"
+            of, by = self.column(history.of), self.column(history.by)
+            if of.role != "categorical" or of.type != column.type:
+                raise UsageError(
+                    f"{where} must be of a categorical column of its type, {column.type}, and "
+                    f"{of.name!r} is {of.role} of {of.type}"
+                )
+            if by.role not in ("key", "categorical"):
+                raise UsageError(f"{where} must be by a key or categorical column, got {by.name!r}")
+            if self.role("timestamp") is None:
+                raise UsageError(f"{where} needs a timestamp column in the schema")
+            label = self.role("label")
+            if history.positives and (label is None or label.task != "binary"):
+                raise UsageError(f"{where} of positives needs a binary label in the schema")
+        if len({history.by for _, history in made}) > 1:
+            raise UsageError(
+                "histories must be by one column, they are by "
+                f"{', '.join(history.by for _, history in made)}"
             )
 
     def _check_feature(self, feature: Feature) -> None:
@@ -169,6 +194,22 @@ class Table:
         made = (feature for feature in self.features if feature.sources == (name,))
         as_they_are = (all(step.op != "hash" for step in feature.steps) for feature in made)
         return column.type == "string" and (column.keep or any(as_they_are))
+
+    @property
+    def histories_by(self) -> str:
+        """The column of the users whose histories are made; empty without histories."""
+        found = (column.history for column in self.columns if column.history is not None)
+        return next((history.by for history in found), "")
+
+    @property
+    def as_read(self) -> Table:
+        """The table of what the input has: without histories."""
+        columns = tuple(column for column in self.columns if column.history is None)
+        if len(columns) == len(self.columns):
+            return self
+        names = {column.name for column in columns}
+        features = tuple(f for f in self.features if names.issuperset(f.sources))
+        return replace(self, columns=columns, features=features)
 
     @property
     def read_columns(self) -> tuple[Column, ...]:
@@ -320,7 +361,7 @@ def _column(name: str, entry: Mapping[str, Any]) -> Column:
     role = settings.pop("as", None)
     unknown = set(settings) - {
         "type", "separator", "format", "positive_from", "task", "classes", "keep", "path",
-        "flatten", "optional", "soft", "weight",
+        "flatten", "optional", "soft", "weight", "history", "value",
     }  # fmt: skip
     if unknown:
         raise UsageError(f"column {name!r} has no setting {', '.join(sorted(unknown))}")
@@ -333,6 +374,10 @@ def _column(name: str, entry: Mapping[str, Any]) -> Column:
     if "classes" in settings:
         settings["classes"] = _classes(name, settings["classes"])
         settings.setdefault("task", "classes")
+    if "value" in settings:
+        settings["value"] = str(settings["value"])
+    if "history" in settings:
+        settings["history"] = _history(name, settings["history"])
     if "path" in settings:
         settings["path"] = _path(name, settings["path"])
     if role in ("categorical", "list", "key") and "type" not in settings:
@@ -348,6 +393,22 @@ def _path(name: str, node: Any) -> tuple[str, ...]:
             f"has one, got {shown(node)}"
         )
     return tuple(keys)
+
+
+def _history(name: str, node: Any) -> History:
+    kinds = {"of": str, "by": str, "positives": bool}
+    if not isinstance(node, Mapping) or not {"of", "by"} <= {*node}:
+        raise UsageError(
+            f"column {name!r}: history must have of = column and by = the user's column, got "
+            f"{shown(node)}"
+        )
+    if unknown := {*node} - {*kinds, "length", "days"}:
+        raise UsageError(f"column {name!r}: history has no setting {', '.join(sorted(unknown))}")
+    _check_kinds(f"column {name!r}: history", node, kinds)
+    try:
+        return History(**node)
+    except UsageError as error:
+        raise UsageError(f"column {name!r}: history: {error}") from None
 
 
 def _classes(name: str, node: Any) -> int | tuple[str, ...]:

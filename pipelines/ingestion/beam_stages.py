@@ -11,6 +11,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
+from embedps.errors import DatasetError
 from embedps.features.transforms import Transforms
 from embedps.storage.file_io import replacing
 
@@ -21,9 +22,10 @@ from .file_record import DividedRows, FileRecord, all_runs, in_order
 from .ingest_job import BAD_LINES_NAME, IngestJob
 from .input_files import InputTask
 from .kept_texts import MergedPart, describe_texts, merge_part, write_part
+from .later_rows import divide_range, draw_negatives
+from .negatives import join_pools
 from .shard_writer import ShardRecord, ShardTask, write_shard
 from .user_runs import UserRange, UserRunRecord, find_ranges
-from .user_split import divide_range
 
 _SHOWN_NAMES = 10
 
@@ -38,6 +40,15 @@ def build(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) 
         | "Parse" >> beam.ParDo(ParseFile(job))
     )
     divided = beam.pvalue.AsList(_divided(once, job, files))
+    if job.negatives is not None:
+        pooled = once | "Pool" >> beam.Map(pool, job, divided)
+        drawn = (
+            pooled
+            | "Parts of rows" >> beam.FlatMap(lambda parts: parts)
+            | "Spread parts of rows" >> beam.Reshuffle()
+            | "Draw" >> beam.FlatMap(with_negatives, job, beam.pvalue.AsSingleton(pooled))
+        )
+        divided = beam.pvalue.AsList(drawn)
     go = once | "Fit" >> beam.Map(fit_transforms, job, beam.pvalue.AsList(files), divided)
     shards = (
         pipeline
@@ -62,7 +73,7 @@ def build(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) 
         )
         texts = (beam.pvalue.AsList(merged), beam.pvalue.AsList(written))
     return once | "Commit" >> beam.Map(
-        commit, job, beam.pvalue.AsList(files), beam.pvalue.AsList(shards), *texts
+        commit, job, beam.pvalue.AsList(files), divided, beam.pvalue.AsList(shards), *texts
     )
 
 
@@ -80,12 +91,34 @@ def _divided(once: beam.PCollection, job: IngestJob, files: beam.PCollection) ->
 
 def user_ranges(_: None, job: IngestJob, files: Sequence[FileRecord]) -> list[UserRange]:
     """Divides all users' rows into ranges."""
-    return find_ranges(job.work, _user_runs(files))
+    lengths = [c.history.length for c in job.table.columns if c.history is not None]
+    return find_ranges(job.work, _user_runs(files), sum(lengths))
 
 
 def divide_users(of: UserRange, job: IngestJob, files: Sequence[FileRecord]) -> DividedRows:
     """Divides the rows of a range of users into the splits."""
     return divide_range(job, _user_runs(files), of)
+
+
+def pool(_: None, job: IngestJob, divided: Sequence[DividedRows]) -> list[DividedRows]:
+    """Joins the rows of which negatives are drawn; returns all parts.
+
+    Raises:
+      DatasetError: there are no two items to draw.
+    """
+    divided = sorted(divided, key=lambda part: part.index)
+    if not join_pools(job.work, [part.index for part in divided]):
+        raise DatasetError(
+            "negatives need positive rows of two items or more to train on: leave out --negatives"
+        )
+    return divided
+
+
+def with_negatives(
+    part: DividedRows, job: IngestJob, parts: Sequence[DividedRows]
+) -> list[DividedRows]:
+    """Draws the negatives of a part; returns both."""
+    return [part, draw_negatives(job, part, 1 + max(each.index for each in parts))]
 
 
 def _user_runs(files: Sequence[FileRecord]) -> list[UserRunRecord]:
@@ -234,10 +267,12 @@ def commit(
     _: None,
     job: IngestJob,
     files: Sequence[FileRecord],
+    divided: Sequence[DividedRows],
     shards: Sequence[ShardRecord],
     parts: Sequence[MergedPart] = (),
     written: Sequence[int] = (),
 ) -> None:
     """Commits the dataset, unless the job has stopped."""
     if shards:
-        commit_dataset(job, in_order(files), shards, describe_texts(job, parts, written))
+        drawn = sum(sum(run.rows) for part in divided if part.drawn for run in part.runs)
+        commit_dataset(job, in_order(files), drawn, shards, describe_texts(job, parts, written))

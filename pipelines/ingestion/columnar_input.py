@@ -19,7 +19,7 @@ from embedps.features.table_schema import Table
 from .bad_lines import BadLine
 from .line_parser import drop_rows
 from .nested_columns import at_paths
-from .path_columns import path_columns, with_path_columns
+from .path_columns import given_columns, with_path_columns
 from .record_hash import is_hashed
 from .text_encoding import kind_of
 
@@ -67,7 +67,7 @@ def read_rows(
     kind = _NAMES[table.format]
     head = stream.read(_HEAD_BYTES)
     stream.seek(0)
-    in_path = path_columns(file_name, (column.name for column in table.read_columns))
+    in_path = given_columns(table, file_name)
     keys = {column.name: column.keys for column in table.read_columns}
     number, share = 1, 0.0
     read = _read_orc if table.format == "orc" else _read_parquet

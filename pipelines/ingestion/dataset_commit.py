@@ -28,13 +28,18 @@ from .work_dir import SPLITS
 
 
 def commit_dataset(
-    job: IngestJob, files: Sequence[FileRecord], shards: Sequence[ShardRecord], texts: KeptTexts
+    job: IngestJob,
+    files: Sequence[FileRecord],
+    drawn: int,
+    shards: Sequence[ShardRecord],
+    texts: KeptTexts,
 ) -> None:
     """Writes the transforms and, last, `_dataset.json`.
 
     Args:
       job: the job.
       files: all input files, in order.
+      drawn: rows that were not read but drawn.
       shards: all shards, in any order.
       texts: what was kept of the texts of ids.
 
@@ -44,7 +49,7 @@ def commit_dataset(
     transforms = Transforms.load(job.work.path)
     table = transforms.table
     source = _input_summary(job, files)
-    _check_row_counts(source, shards)
+    _check_row_counts(source, drawn, shards)
     own = {column.weight for column in table.columns}
     names = {column.role: column.name for column in table.columns if column.name not in own}
     labels = tuple(
@@ -105,9 +110,9 @@ def _input_summary(job: IngestJob, files: Sequence[FileRecord]) -> InputSummary:
     )
 
 
-def _check_row_counts(source: InputSummary, shards: Sequence[ShardRecord]) -> None:
+def _check_row_counts(source: InputSummary, drawn: int, shards: Sequence[ShardRecord]) -> None:
     """Raises DatasetError unless every row that was read is in a shard or set aside."""
-    written = sum(shard.file.rows for shard in shards)
+    written = sum(shard.file.rows for shard in shards) - drawn
     if source.lines_read != written + source.lines_bad:
         raise DatasetError(
             f"rows read must be written or set aside, but {source.lines_read:,} were read, "

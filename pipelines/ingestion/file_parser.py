@@ -36,11 +36,11 @@ class FileParser:
 
     def __init__(self, job: IngestJob, task: InputTask, bad_out: TextIO) -> None:
         self._job, self._task, self._bad_out = job, task, bad_out
-        self._by_user = UserRunWriter(job.work, task.index, job.table, job.by) if job.by else None
+        self._texts = TextGatherer(job.table.as_read, job.keep_texts, job.work, task.index)
+        self._table = self._texts.table
+        self._by_user = UserRunWriter(job.work, task.index, self._table, job.by) if job.by else None
         self._divider = RowDivider(job, task.index) if self._by_user is None else None
         self._num_rows = 0
-        self._texts = TextGatherer(job.table, job.keep_texts, job.work, task.index)
-        self._table = self._texts.table
         self._bad = _LineCounter()
         self._damage = ""
         self._undeclared: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class FileParser:
                 self._damage = line.reason
         self._texts.add(rows)
         if rows.num_rows:
-            split, table = self._job.split, self._job.table
+            split, table = self._job.split, self._table
             check_path_columns(table, rows, self._task.name)
             held_out = split.held_out(table, rows, self._task.held_out, records)
             self._num_rows += rows.num_rows

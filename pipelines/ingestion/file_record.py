@@ -16,6 +16,7 @@ class DividedRows:
 
     Attributes:
       index: the order of these rows among all, from 0.
+      drawn: whether the rows are negatives that were drawn, not read.
       users_left: users with too few rows to hold one out.
       rows_left: rows without a user, which are not held out.
     """
@@ -24,6 +25,7 @@ class DividedRows:
     runs: tuple[SortedRunRecord, ...]
     moments: Mapping[str, Moments] = field(default_factory=dict)
     num_count_pieces: Mapping[str, int] = field(default_factory=dict)
+    drawn: bool = False
     users_left: int = 0
     rows_left: int = 0
 

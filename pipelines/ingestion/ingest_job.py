@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from embedps.features.table_schema import Table
 from embedps.storage.id_texts import FOLDER_NAME, part_name
 
+from .negatives import NegativeRule
 from .shard_writer import ShardTask
 from .splits import SplitRule
 from .work_dir import SPLITS, WorkDir
@@ -33,6 +34,7 @@ class IngestJob:
     transforms_digest: str = ""
     """Of the transforms that the work directory has from the start; empty if the job fits them."""
 
+    negatives: NegativeRule | None = None
     keep_texts: tuple[str, ...] = ()
     """The columns whose ids' texts are kept."""
     max_texts: int = 0
@@ -40,7 +42,7 @@ class IngestJob:
     @property
     def by(self) -> str:
         """The column by which rows must come together before they are divided; empty if none."""
-        return self.split.by
+        return self.split.by or self.table.histories_by
 
     @property
     def work(self) -> WorkDir:
@@ -68,6 +70,7 @@ class IngestJob:
             **self.split.to_json(),
             "eval_files": list(self.eval_files),
             "table": self.table.to_json(),
+            **({"negatives": asdict(self.negatives)} if self.negatives is not None else {}),
             **({"transforms_of": self.transforms_digest} if self.transforms_digest else {}),
             **(
                 {"keep_texts": list(self.keep_texts), "max_texts": self.max_texts}

@@ -20,7 +20,7 @@ from embedps.features.table_schema import Table
 from .bad_lines import BadLine
 from .line_blocks import LineBlock
 from .line_parser import drop_rows
-from .path_columns import path_columns
+from .path_columns import given_columns
 
 _NAMED_LINES = 1000  # of a file: their keys are compared with the declared ones
 _MOST_NAMES = 100
@@ -54,7 +54,7 @@ class JsonLineParser:
         self._all_of: Callable[[Any], tuple[Any, ...]] | None = (
             itemgetter(*(first for first, *_ in self._keys.values())) if is_flat else None
         )
-        self._in_path = path_columns(file_name, (column.name for column in self._columns))
+        self._in_path = given_columns(table, file_name)
         self._others: dict[str, None] = {}
         self.absent: set[str] = self._keys.keys() - self._in_path.keys()
         self._records: list[bytes] = []

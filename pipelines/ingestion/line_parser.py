@@ -21,7 +21,7 @@ from embedps.features.table_schema import Table
 
 from .bad_lines import BadLine
 from .line_blocks import MAX_LINE_BYTES, LineBlock
-from .path_columns import path_columns, with_path_columns
+from .path_columns import given_columns, with_path_columns
 from .quoted_records import RETURN_REASON, RecordFinder, Records
 
 _NumberedLine = tuple[int, bytes]
@@ -38,7 +38,7 @@ class LineParser:
 
     def __init__(self, table: Table, file_name: str = "") -> None:
         self._table, self._file_name = table, file_name
-        in_path = path_columns(file_name, (column.name for column in table.columns))
+        in_path = given_columns(table, file_name)
         self._in_path = {n: None if v in table.missing else v for n, v in in_path.items()}
         self._names = [column.name for column in table.columns]
         self._wanted = [column.name for column in table.read_columns]

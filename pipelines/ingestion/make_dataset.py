@@ -110,6 +110,7 @@ def _job(options: Options, inputs: Sequence[InputTask], transforms: Transforms |
         max_bad_fraction=options.max_bad_fraction,
         allow_damaged_files=options.allow_damaged_files,
         split=options.split,
+        negatives=options.negatives.rule(options.seed),
         eval_files=tuple(task.name for task in inputs if task.held_out),
         transforms_digest="" if transforms is None else transforms.digest,
         keep_texts=tuple(dict.fromkeys(options.keep_texts)),

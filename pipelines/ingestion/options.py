@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from embedps.config_fields import MAX_COUNT, MAX_INT64, check, option, python_only, section
 from embedps.console import flags
@@ -15,6 +16,7 @@ from embedps.errors import UsageError
 from embedps.features.table_schema import Table
 from embedps.storage.id_texts import MAX_CHARACTERS
 
+from .negatives import NegativeRule
 from .splits import SplitRule
 
 _HELP = {
@@ -113,6 +115,43 @@ class HeldOut:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Negatives:
+    """Rows of label 0 that are drawn, where the input has positive ones only."""
+
+    negatives: int = option(
+        0,
+        "add so many copies of each positive row, with label 0 and another row's item",
+        least=0,
+        most=1000,
+    )
+    negatives_of: tuple[str, ...] = option(
+        (),
+        "the item's column, then those that come with the item, such as its category",
+        metavar="COLUMN",
+        several=True,
+    )
+    negatives_by: Literal["popularity", "uniform"] = option(
+        "popularity", "whether an item is drawn as often as the rows have it, or each alike"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if bool(self.negatives) != bool(self.negatives_of):
+            raise UsageError(
+                "give --negatives and --negatives-of together, such as --negatives 4 "
+                "--negatives-of item"
+            )
+
+    def rule(self, seed: int) -> NegativeRule | None:
+        """Makes the rule; None if no negatives are drawn."""
+        if not self.negatives:
+            return None
+        return NegativeRule(
+            per_row=self.negatives, of=self.negatives_of, by=self.negatives_by, seed=seed
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of an ingestion: the input, the output, the split and Beam's flags.
 
@@ -136,6 +175,7 @@ class Options:
     )
     row_group_rows: int = option(ROW_GROUP_ROWS, "rows per row group of a shard", least=1)
     held_out: HeldOut = section(HeldOut)
+    negatives: Negatives = section(Negatives)
     max_bad_fraction: float = option(
         0.05, "fail if a larger share of the lines is bad", least=0, most=1
     )
@@ -171,6 +211,8 @@ class Options:
         if self.output.exists() and not self.output.is_dir():
             raise UsageError(f"--output must be a directory, {self.output} is a file")
         self.split.check(self.table)
+        if (rule := self.negatives.rule(self.seed)) is not None:
+            rule.check(self.table)
         if other := [n for n in self.keep_texts if not self.table.keeps_fingerprints(n)]:
             raise UsageError(
                 '--keep-texts must name columns of ids of texts (type = "string") without a hash, '

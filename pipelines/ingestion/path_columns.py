@@ -27,6 +27,12 @@ def path_columns(file_name: str, names: Iterable[str]) -> dict[str, str | None]:
     return found
 
 
+def given_columns(table: Table, file_name: str) -> dict[str, str | None]:
+    """Finds the columns whose value the path or the schema has, where the file does not."""
+    declared = {column.name: column.value for column in table.columns if column.value}
+    return declared | path_columns(file_name, (column.name for column in table.columns))
+
+
 def check_path_columns(table: Table, rows: pa.RecordBatch, file_name: str) -> None:
     """Compares decoded rows with the path of their file.
 

@@ -9,14 +9,18 @@ from numpy.typing import NDArray
 from .column_statistics import ColumnStatistics
 from .file_record import DividedRows
 from .ingest_job import IngestJob
+from .negatives import PoolWriter
 from .sorted_runs import SortedRunWriter
 
 
 class RowDivider:
     """Writes rows of each split in sorted runs, and gathers the statistics for the fit."""
 
-    def __init__(self, job: IngestJob, index: int) -> None:
-        self._index = index
+    def __init__(self, job: IngestJob, index: int, *, negatives: bool = False) -> None:
+        self._index, self._drawn = index, negatives
+        self._pool = None
+        if job.negatives is not None and not negatives:
+            self._pool = PoolWriter(job.negatives, job.table, job.work, index)
         self._fits = not job.transforms_digest
         self._runs = SortedRunWriter(job.work, index, job.table, job.split.seed)
         self._statistics = ColumnStatistics(job.table, job.work, index)
@@ -29,14 +33,20 @@ class RowDivider:
     def add(self, rows: pa.RecordBatch, held_out: NDArray[np.bool_]) -> None:
         """Adds rows, in order."""
         self._runs.add(rows, held_out)
+        to_train_on = rows.filter(pa.array(~held_out))
         if self._fits:
-            self._statistics.add(rows.filter(pa.array(~held_out)))
+            self._statistics.add(to_train_on)
+        if self._pool is not None:
+            self._pool.add(to_train_on)
 
     def finish(self, *, users_left: int = 0, rows_left: int = 0) -> DividedRows:
         """Writes what is still in memory."""
         self._runs.flush()
+        if self._pool is not None:
+            self._pool.finish()
         return DividedRows(
             index=self._index,
+            drawn=self._drawn,
             runs=tuple(self._runs.records),
             moments=self._statistics.moments,
             num_count_pieces=self._statistics.finish(),

@@ -128,6 +128,14 @@ class SortedRunReader:
             rows = rows.drop_columns([KEY]).take(pa.array(order)).combine_chunks()
             yield rows.to_batches()[0]
 
+    def each(self) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of each run, some at a time, without an order of all."""
+        for run in self._runs:
+            for start in range(0, run.rows[self._split], RUN_ROWS):
+                parts = self._slice(run, start, min(start + RUN_ROWS, run.rows[self._split]))
+                rows = pa.Table.from_batches(parts).drop_columns([KEY]).combine_chunks()
+                yield rows.to_batches()[0]
+
     def _cuts(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns how many rows of each run come before each rank: int64 [ranks, runs]."""
         if not self._runs:

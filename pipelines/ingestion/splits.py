@@ -56,6 +56,11 @@ class SplitRule:
             raise UsageError(f"--by {self.by} must be a key or categorical column")
         if self.last and table.role("timestamp") is None:
             raise UsageError("--eval-last needs a timestamp column in the schema")
+        if self.by and table.histories_by not in ("", self.by):
+            raise UsageError(
+                f"--by {self.by} must be the column that the schema's histories are by, "
+                f"{table.histories_by}"
+            )
 
     @property
     def holds_out(self) -> bool:

@@ -14,7 +14,7 @@ from embedps.features.table_schema import Table
 from .bad_lines import BadLine
 from .json_lines import decode_columns
 from .line_parser import drop_rows
-from .path_columns import path_columns
+from .path_columns import given_columns
 from .record_blocks import RecordBlock
 
 _PACKAGE = "embedps.input"
@@ -85,7 +85,7 @@ class ExampleParser:
         self._table = table
         columns = table.read_columns
         self._columns = [(c.name, c.keys[0], c.role in _LISTS) for c in columns]
-        self._in_path = path_columns(file_name, (column.name for column in columns))
+        self._in_path = given_columns(table, file_name)
         self.absent = {column.name for column in columns} - self._in_path.keys()
         self._messages: list[Any] = []
 

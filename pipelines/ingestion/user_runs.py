@@ -25,6 +25,7 @@ from .work_dir import WorkDir
 RANGE_ROWS = 1 << 18
 HELD_OUT = "_held_out"
 _SAMPLE_ROWS = 256
+_SHORT = 50
 _KEY = np.dtype("S16")  # user and time, big-endian: bytes compare as the pair does
 _SIGN = np.uint64(1 << 63)
 
@@ -61,6 +62,19 @@ class UserRows:
     keys: NDArray[np.bytes_]
     before: int
     after: int
+
+
+def places_of(found: UserRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns each row's place among those of its user, from 0, and how many rows he has."""
+    users = np.ascontiguousarray(found.keys).view(np.uint64)[::2]
+    starts = np.flatnonzero(np.concatenate([[True], users[1:] != users[:-1]]))
+    sizes = np.diff(np.append(starts, len(users)))
+    place = np.arange(len(users)) - np.repeat(starts, sizes)
+    place[: sizes[0]] += found.before
+    sizes_of_all = sizes.copy()
+    sizes_of_all[0] += found.before
+    sizes_of_all[-1] += found.after
+    return place, np.repeat(sizes_of_all, sizes)
 
 
 class UserRunWriter:
@@ -117,8 +131,10 @@ def user_schema(table: Table) -> pa.Schema:
     return table.row_schema.append(pa.field(HELD_OUT, pa.bool_(), nullable=False))
 
 
-def find_ranges(work: WorkDir, runs: Sequence[UserRunRecord]) -> list[UserRange]:
-    """Divides the rows of all runs into ranges of about RANGE_ROWS rows.
+def find_ranges(
+    work: WorkDir, runs: Sequence[UserRunRecord], items_per_row: int = 0
+) -> list[UserRange]:
+    """Divides the rows of all runs into ranges of about RANGE_ROWS rows, fewer of long histories.
 
     Rows of equal keys are in one range.
     """
@@ -127,7 +143,7 @@ def find_ranges(work: WorkDir, runs: Sequence[UserRunRecord]) -> list[UserRange]
         for run in runs
     ]
     keys = np.sort(np.concatenate([np.empty(0, _KEY), *samples]))
-    step = RANGE_ROWS // _SAMPLE_ROWS
+    step = max(1, RANGE_ROWS * _SHORT // max(_SHORT, items_per_row) // _SAMPLE_ROWS)
     cuts = [b"", *np.unique(keys[step::step]).tolist()]
     return [
         UserRange(index=i, low=low, high=high)

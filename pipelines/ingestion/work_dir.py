@@ -63,6 +63,15 @@ class WorkDir:
         """Text: the bytes and rows parsed of one file, or the rows written of one shard."""
         return self.path / f"progress-{name}.txt"
 
+    def pool(self, index: int) -> Path:
+        """Arrow IPC: rows of one part of which negatives may be drawn."""
+        return self.path / f"pool-{index:05d}.arrow"
+
+    @property
+    def joined_pool(self) -> Path:
+        """Arrow IPC: the rows of which negatives are drawn."""
+        return self.path / "pool.arrow"
+
     @property
     def notes(self) -> Path:
         """Text: lines for the user of a job that has not stopped; absent if there are none."""

@@ -98,7 +98,10 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
             "column 'z': task and classes belong to a label",
         ),
         (column('as = "numeric", keep = true'), "column 'z': keep belongs to a key"),
-        (column('as = "numeric", optional = true'), "optional, soft and weight belong to a label"),
+        (
+            column('as = "numeric", optional = true'),
+            "optional, soft, weight and value belong to a label",
+        ),
         (column('as = "label", soft = true, task = "number"'), "soft belongs to a label of task"),
         (column('as = "label", soft = true, positive_from = 1'), "soft belongs to a label of task"),
         (column('as = "label", soft = 1'), "column 'z': soft must be true or false, got 1"),

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
 from embedps.features.table_schema import Table
-from embedps.pipelines.ingestion import sorted_runs, user_runs
+from embedps.pipelines.ingestion import user_runs
 from embedps.pipelines.ingestion.options import HeldOut
 from tests.builders import read_split
 from tests.pipelines.builders import files_of
+from tests.pipelines.events import make_events, small_ranges, write_events
 from tests.pipelines.shop import make
-
-NAMES = ("number", "user", "item", "time", "clicked")
 
 
 def table_of(kind: str) -> Table:
@@ -34,36 +28,6 @@ def table_of(kind: str) -> Table:
         {"name": "clicked", "as": "label"},
     ]
     return Table.parse({"format": kind, "column": columns})
-
-
-def make_events(num_rows: int = 600, seed: int = 0) -> list[dict[str, Any]]:
-    """Events in no order, with equal times; some have no user, some users one row, one most."""
-    rng = np.random.default_rng(seed)
-    users = ["", "bot", "bot", *(f"u{user}" for user in rng.zipf(1.3, 40))]
-    return [
-        {
-            "number": number,
-            "user": f"once{number}" if number % 20 == 7 else str(rng.choice(users)),
-            "item": int(rng.integers(0, 30)),
-            "time": int(rng.integers(0, 60)) - 20,
-            "clicked": int(rng.integers(0, 2)),
-        }
-        for number in range(num_rows)
-    ]
-
-
-def write_events(path: Path, events: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(events), path, row_group_size=50)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    else:
-        with open(path, "w", newline="") as out:
-            writer = csv.DictWriter(out, NAMES)
-            writer.writeheader()
-            writer.writerows(events)
-    return path
 
 
 def last_numbers(events: list[dict[str, Any]], last: int) -> set[int]:
@@ -83,21 +47,16 @@ def numbers(dataset: Dataset, split: str) -> list[int]:
     return read_split(dataset, split)["number"].to_pylist()
 
 
-@pytest.fixture
-def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges of a few rows, so that a user's rows are in several, and runs of a few rows."""
-    monkeypatch.setattr(user_runs, "RANGE_ROWS", 16)
-    monkeypatch.setattr(user_runs, "_SAMPLE_ROWS", 2)
-    monkeypatch.setattr(user_runs, "RUN_ROWS", 70)
-    monkeypatch.setattr(user_runs, "BATCH_ROWS", 8)
-    monkeypatch.setattr(sorted_runs, "BATCH_ROWS", 8)
-
-
 @pytest.mark.parametrize("last", [1, 3])
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_last_rows_of_each_user_are_held_out(
-    tmp_path: Path, kind: str, last: int, small_ranges: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    kind: str,
+    last: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
+    small_ranges(monkeypatch)
     events = make_events()
     for part in range(3):
         write_events(tmp_path / f"in/{part}.{kind}", events[part * 200 : part * 200 + 200])
@@ -145,7 +104,8 @@ def test_ranges_and_workers_do_not_change_a_split(tmp_path: Path, monkeypatch: p
     assert set(numbers(whole, "eval")) == last_numbers(events, 1)
 
 
-def test_a_range_holds_no_more_rows_than_it_should(tmp_path: Path, small_ranges: None):
+def test_a_range_holds_no_more_rows_than_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    small_ranges(monkeypatch)
     events = [{**e, "user": "bot", "time": e["number"]} for e in make_events(1000)]
     write_events(tmp_path / "a.csv", events)
     seen = []
@@ -156,11 +116,8 @@ def test_a_range_holds_no_more_rows_than_it_should(tmp_path: Path, small_ranges:
         seen.append(len(found.keys))
         return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(user_runs.UserRunReader, "read", watched)
-        dataset = make(
-            table_of("csv"), tmp_path / "a.csv", tmp_path / "set", eval_last=5, by="user"
-        )
+    monkeypatch.setattr(user_runs.UserRunReader, "read", watched)
+    dataset = make(table_of("csv"), tmp_path / "a.csv", tmp_path / "set", eval_last=5, by="user")
     assert sum(seen) == 1000
     assert max(seen) <= 16 + 2 * 15  # a sample of each of 15 runs
     assert sorted(numbers(dataset, "eval")) == [995, 996, 997, 998, 999]

@@ -13,6 +13,7 @@ optionally lists of numbers (float32), keys (int64, as they came), a weight (flo
 
 from __future__ import annotations
 
+import importlib
 import json
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -230,6 +231,69 @@ class Dataset:
                 _check_file(dataset, file)
         return dataset
 
+    @classmethod
+    def from_arrow(
+        cls,
+        rows: Any,
+        directory: Path | str,
+        schema: Mapping[str, Any] | Path | str | None = None,
+        **options: Any,
+    ) -> Dataset:
+        """Makes a dataset of a pyarrow.Table or RecordBatch: as ingestion of a Parquet file of it.
+
+        A finished dataset of the same rows and options is kept.
+
+        Args:
+          rows: columns of the types that ingestion reads of Parquet.
+          directory: where the dataset is to be.
+          schema: a TOML file, the name of a shipped schema, or what such a file holds as a dict;
+            its format does not count. None: as `embedps.pipelines.infer` proposes of the rows.
+          options: those of `embedps.pipelines.ingest`, such as `num_shards=2`, `eval_fraction=0.2`
+            or `split_key=("user",)`.
+
+        Raises:
+          UsageError: the schema or an option is not valid, or the directory has another dataset.
+          DatasetError: a column has a type that the schema cannot hold, or too many rows are bad.
+        """
+        made: Dataset = _from_memory().from_arrow(rows, directory, schema, options)
+        return made
+
+    @classmethod
+    def from_pandas(
+        cls,
+        rows: Any,
+        directory: Path | str,
+        schema: Mapping[str, Any] | Path | str | None = None,
+        **options: Any,
+    ) -> Dataset:
+        """Makes a dataset of a pandas.DataFrame, without its index; else as `from_arrow`."""
+        import pyarrow as pa
+
+        try:
+            table = pa.Table.from_pandas(rows, preserve_index=False)
+        except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
+            message = " ".join(str(error).split())
+            raise UsageError(f"rows must be a DataFrame that Arrow can hold: {message}") from None
+        return cls.from_arrow(table, directory, schema, **options)
+
+    @classmethod
+    def from_tf_data(
+        cls,
+        rows: Any,
+        directory: Path | str,
+        schema: Mapping[str, Any] | Path | str | None = None,
+        **options: Any,
+    ) -> Dataset:
+        """Makes a dataset of a tf.data.Dataset that ends, batched or not; else as `from_arrow`.
+
+        Args:
+          rows: elements are dicts by column, or (dict, label) or (dict, label, weight), where the
+            label and the weight become columns of these names unless they are dicts too. Each
+            column is dense or ragged. If all have a rank of 1 or more, elements are batches.
+        """
+        made: Dataset = _from_memory().from_tf_data(rows, directory, schema, options)
+        return made
+
     def verify(self) -> None:
         """Reads every shard and compares its checksum; raises DatasetError if one differs."""
         import xxhash
@@ -246,6 +310,11 @@ class Dataset:
                         f"{path}: its checksum must be {file.xxh3_64}, it is {digest.hexdigest()}: "
                         f"the file is damaged, make the dataset again"
                     )
+
+
+def _from_memory() -> Any:
+    # Ingestion is a room above, and imports Beam.
+    return importlib.import_module("embedps.pipelines.ingestion.from_memory")
 
 
 def describe_file(directory: Path, path: Path) -> DataFile:

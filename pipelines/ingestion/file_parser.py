@@ -26,7 +26,7 @@ from .row_divider import RowDivider
 from .text_input import open_lines
 from .tf_examples import ExampleParser
 from .unpacked_stream import checksum_of
-from .user_runs import UserRunWriter
+from .user_runs import UserRunRecord, UserRunWriter
 
 _MIN_COMPRESSED_BYTES = 9  # of an empty zstd frame; others are longer
 
@@ -125,7 +125,7 @@ class FileParser:
         progress.write_text(f"{bytes_read} {self._num_rows}")
 
     def _record(self, num_bytes: int, checksum: str, lines: int = 0) -> FileRecord:
-        user_runs = ()
+        user_runs: tuple[UserRunRecord, ...] = ()
         if self._by_user is not None:
             self._by_user.flush()
             user_runs = tuple(self._by_user.records)

@@ -114,11 +114,15 @@ def test_long_histories_are_made_in_smaller_ranges(tmp_path: Path):
     seen = []
     find = user_runs.find_ranges
 
+    def watched(*args: Any) -> Any:
+        seen.append(find(*args))
+        return seen[-1]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(user_runs, "RANGE_ROWS", 1 << 13)
         patch.setattr(
             "embedps.pipelines.ingestion.beam_stages.find_ranges",
-            lambda *args: seen.append(find(*args)) or seen[-1],
+            watched,
         )
         make(table_of("csv", length=1000), path, tmp_path / "long")
         make(table_of("csv", length=50), path, tmp_path / "short")

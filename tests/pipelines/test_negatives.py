@@ -33,7 +33,11 @@ def make(
     logs: Path, output: Path, kind: str = "csv", columns: Any = None, **settings: Any
 ) -> Dataset:
     table = Table.parse({"format": kind, "column": columns or COLUMNS})
-    drawn = {"negatives": 3, "negatives_of": ("item", "shelf"), "negatives_by": "popularity"}
+    drawn: dict[str, Any] = {
+        "negatives": 3,
+        "negatives_of": ("item", "shelf"),
+        "negatives_by": "popularity",
+    }
     drawn |= {name: settings.pop(name) for name in [*settings] if name in drawn}
     held = {n: settings.pop(n) for n in [*settings] if n in ("eval_last", "by", "eval_fraction")}
     options = Options(
@@ -70,7 +74,7 @@ def test_each_positive_row_has_its_negatives(tmp_path: Path, kind: str, by: str)
     held = {"eval_last": 1, "by": "user"}
     dataset = make(tmp_path / f"a.{kind}", tmp_path / "set", kind, negatives_by=by, **held)
     dataset.verify()
-    items = Counter()
+    items: Counter[int] = Counter()
     trained = {row["item"] for row in rows(dataset, "train") if row["bought"]}
     for split in ("train", "eval"):
         found = rows(dataset, split)

@@ -65,7 +65,7 @@ def test_last_rows_of_each_user_are_held_out(
     train, held = numbers(dataset, "train"), numbers(dataset, "eval")
     assert sorted(train + held) == list(range(600))
     assert set(held) == last_numbers(events, last)
-    sizes = defaultdict(int)
+    sizes: dict[str, int] = defaultdict(int)
     for event in events:
         sizes[event["user"]] += 1
     said = capsys.readouterr().err
@@ -74,7 +74,7 @@ def test_last_rows_of_each_user_are_held_out(
     assert f"holds out no row of {left} users" in said
     assert f"{sizes['']} rows have no user" in said
     # The statistics are of the rows to train on only.
-    seen = defaultdict(int)
+    seen: dict[int, int] = defaultdict(int)
     for number in train:
         seen[events[number]["item"]] += 1
     found = {r["number"]: r["item"] for s in ("train", "eval") for r in rows_of(dataset, s)}
@@ -113,6 +113,7 @@ def test_a_range_holds_no_more_rows_than_it_should(tmp_path: Path, monkeypatch: 
 
     def watched(self: Any, of: Any) -> Any:
         found = read(self, of)
+        assert found is not None
         seen.append(len(found.keys))
         return found
 

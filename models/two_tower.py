@@ -59,8 +59,8 @@ class Config(TableOptions):
     )
     row_stddev: float | None = option(
         None,
-        "standard deviation of new rows' values (default: they are uniform in +-1/sqrt(dim)); with "
-        "few rows per id, chance outlives training unless it is small, such as 0.005",
+        "standard deviation of new rows' values (default: they are uniform in +-1/sqrt(dim)); try "
+        "0.005 where items have few users",
         least=0,
         most=1000,
     )

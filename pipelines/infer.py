@@ -30,6 +30,7 @@ class InferConfig:
         positional=True,
     )  # fmt: skip
     output: Path | None = option(None, "write the schema here instead of printing it")
+    label: str | None = option(None, "the column to predict", metavar="COLUMN")
     rows: int = option(100_000, "rows to read, of the file's first 8 MiB if it is text", least=2)
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ def infer(config: InferConfig) -> str:
       its TOML.
 
     Raises:
-      UsageError: there is no such file, or the output exists.
+      UsageError: there is no such file or label, or the output exists.
       DatasetError: the file is of no format that ingestion reads.
     """
     from embedps.features.table_schema import Table
@@ -54,7 +55,7 @@ def infer(config: InferConfig) -> str:
     if config.output is not None and config.output.exists():
         raise UsageError(f"--output {config.output} exists: remove it, or give another")
     path = find_inputs([config.input])[0].path
-    text = propose(read_sample(path, config.rows))
+    text = propose(read_sample(path, config.rows), config.label)
     say(f"proposed from {path}", file=sys.stderr)
     try:
         Table.parse({"name": "proposed"} | tomllib.loads(text))

@@ -51,12 +51,15 @@ class ClickModel(tfrs.Model):
 
     def prepare(self, features: Mapping[str, Any], *, training: bool) -> dict[str, tf.Tensor]:
         """Makes the ids of `combinations` that are not there."""
+        return self._combined(features)
+
+    def _combined(self, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         made = {name: of for name, of in self.combinations.items() if name not in features}
         return {name: crossed([features[column] for column in of]) for name, of in made.items()}
 
     def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, tf.Tensor]:
         """Computes the probability of a click: `score`, float32 [batch]."""
-        features = {**features, **self.prepare(features, training=training)}
+        features = {**features, **self._combined(features)}
         return {"score": tf.sigmoid(self.logits(features, training=bool(training)))}
 
     def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
@@ -67,7 +70,7 @@ class ClickModel(tfrs.Model):
         Raises:
           UsageError: `logits` returned something else than float32 [batch].
         """
-        features = {**features, **self.prepare(features, training=training)}
+        features = {**features, **self._combined(features)}
         labels = features[self.label]
         logits = self.logits(features, training=training)
         _check_logits(logits, labels)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedps.errors import UsageError
 from embedps.features.arrow_kinds import is_list, reduce_kind
 
 from .sample_columns import Sample
@@ -32,6 +33,7 @@ _SEPARATORS = ("|", ";", ",", " ")
 _SECONDS = (631_152_000, 4_102_444_800)  # from 1990 to 2100
 _FEW = 20  # distinct whole numbers: more like kinds than like amounts
 _SHOWN = 30
+_NOT_READ = "not read"
 
 
 @dataclass(kw_only=True)
@@ -51,14 +53,22 @@ class _Column:
         return {*re.split(r"[^a-z0-9]+", text.lower())}
 
 
-def propose(sample: Sample) -> str:
-    """Writes a schema of a sample's columns; the comments say why, and what looks wrong."""
+def propose(sample: Sample, label: str | None = None) -> str:
+    """Writes a schema of a sample's columns; the comments say why, and what looks wrong.
+
+    Args:
+      sample: of the file.
+      label: the column to declare as the label; None: the one that looks like it.
+
+    Raises:
+      UsageError: there is no such column, or it has no numbers.
+    """
     texts = [a for a in sample.columns.values() if pa.types.is_string(a.type)]
     missing = [each for each in _MISSING[1:] if any(_has(array, each) for array in texts)]
     columns = _columns(sample, ("", *missing))
     for column in columns:
         _declare(column)
-    _choose_label(columns)
+    _choose_label(columns, label)
     _keep_one_time(columns)
     written = {column.settings["as"] for column in columns}
     lines = [f"# Proposed from {sample.num_rows:,} rows: check each column, then give --schema."]
@@ -189,9 +199,11 @@ def _declare_numbers(column: _Column, values: pa.Array, distinct: int) -> None:
             column.notes.append('as = "categorical", type = "integer", if these are ids')
 
 
-def _choose_label(columns: Sequence[_Column]) -> None:
-    """Declares the column that is named as labels are; else the only one of 0 and 1."""
+def _choose_label(columns: Sequence[_Column], label: str | None) -> None:
+    """Declares the given column; else the one named as labels are; else the only one of 0 and 1."""
     named = [c for c in columns if c.words & _LABELS and _may_be_label(c)]
+    if label is not None:
+        named = [_given_label(columns, label)]
     binary = [c for c in columns if _is_binary(c)]
     chosen = min(named, key=lambda c: not _is_binary(c), default=None)
     if chosen is None and len(binary) == 1:
@@ -202,7 +214,8 @@ def _choose_label(columns: Sequence[_Column]) -> None:
         return
     kept = {key: chosen.settings[key] for key in ("name", "path") if key in chosen.settings}
     chosen.settings = kept | {"as": "label"}
-    if not _is_binary(chosen):
+    chosen.notes = [note for note in chosen.notes if not note.startswith(_NOT_READ)]
+    if not {*_numbers(chosen)} <= {0, 1}:
         high = pc.max(chosen.values.cast(pa.float64())).as_py()
         positive = round(0.8 * high, 2)
         chosen.settings["positive_from"] = int(positive) if positive == int(positive) else positive
@@ -210,6 +223,20 @@ def _choose_label(columns: Sequence[_Column]) -> None:
     for column in binary:
         if column is not chosen:
             column.notes.append('its values are 0 and 1: known before the label, or as = "ignore"?')
+
+
+def _given_label(columns: Sequence[_Column], label: str) -> _Column:
+    found = [c for c in columns if label in (c.name, ".".join(c.keys))]
+    if not found:
+        names = ", ".join(".".join(column.keys) for column in columns)
+        raise UsageError(f"label {label!r} must be one of the columns {names}")
+    if not _may_be_label(found[0]):
+        kind = found[0].values.type if len(found[0].values) else "no value"
+        raise UsageError(
+            f"label {label!r} must hold numbers, it holds {kind}: write 0 and 1, or declare its "
+            "classes in a schema of your own"
+        )
+    return found[0]
 
 
 def _keep_one_time(columns: Sequence[_Column]) -> None:
@@ -220,7 +247,7 @@ def _keep_one_time(columns: Sequence[_Column]) -> None:
 
 def _ignore(column: _Column, why: str) -> None:
     column.settings = {"name": column.name, "as": "ignore"}
-    column.notes.append(f"not read: {why}")
+    column.notes.append(f"{_NOT_READ}: {why}")
 
 
 def _may_be_label(column: _Column) -> bool:
@@ -228,10 +255,12 @@ def _may_be_label(column: _Column) -> bool:
 
 
 def _is_binary(column: _Column) -> bool:
-    if not _may_be_label(column):
-        return False
-    values = pc.unique(column.values.cast(pa.float64())).to_pylist()
-    return sorted(values) == [0, 1]
+    return _may_be_label(column) and sorted(_numbers(column)) == [0, 1]
+
+
+def _numbers(column: _Column) -> list[float]:
+    found: list[float] = pc.unique(column.values.cast(pa.float64())).to_pylist()
+    return found
 
 
 def _is_numeric(values: pa.Array) -> bool:

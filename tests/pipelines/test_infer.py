@@ -205,3 +205,16 @@ def test_what_has_no_columns_is_named(tmp_path: Path, wanted: tuple[bytes, str])
     with pytest.raises(DatasetError) as caught:
         infer(InferConfig(input=os.fspath(path)))
     assert message in str(caught.value)
+
+
+def test_the_given_column_is_the_label(tmp_path: Path):
+    path = tmp_path / "rows.csv"
+    path.write_text("label,clicked,text\n" + "".join(f"{i % 2},0,t{i}\n" for i in range(40)))
+    sample = read_sample(str(path), 100)
+    columns = {c["name"]: c for c in tomllib.loads(propose(sample, "clicked"))["column"]}
+    assert columns["clicked"] == {"name": "clicked", "as": "label"}  # zeros are no positives
+    assert columns["label"]["as"] != "label"
+    with pytest.raises(UsageError, match="'text' must hold numbers"):
+        propose(sample, "text")
+    with pytest.raises(UsageError, match="'no' must be one of the columns label, clicked, text"):
+        propose(sample, "no")

@@ -141,8 +141,10 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
     if is_sidecar:
         tf.config.threading.set_intra_op_parallelism_threads(1)
     display = _ScoreDisplay(run.path)
+    recommender = _model(run, config, number)
+    is_calibrated = recommender.calibration is not None
     evaluator = Evaluator(
-        _model(run, config, number),
+        recommender,
         run.dataset,
         run.directory,
         split=config.split,
@@ -154,7 +156,7 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
         on_progress=lambda *progress: display.show(evaluator, *progress),
     )
     try:
-        _score(evaluator, display, run, config, number)
+        _score(evaluator, display, run, config, number, is_calibrated)
         if config.scores is not None:
             _write_scores(evaluator, config.scores, split.rows)
     finally:
@@ -162,8 +164,8 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
 
 
 def _model(run: OpenedRun, config: EvaluateConfig, number: int | None) -> Recommender:
-    """Makes the model; calibrated if one checkpoint is scored, as those of a run go on."""
-    if number is None and not config.once:
+    """Makes the model; calibrated if one checkpoint is scored here, as those of a run go on."""
+    if number is None and (config.shared or not config.once):
         return run.recommender()
     return run.calibrated(run.manifest(number), uncalibrated=config.uncalibrated)
 
@@ -181,13 +183,16 @@ def _score(
     run: OpenedRun,
     config: EvaluateConfig,
     number: int | None,
+    is_calibrated: bool,
 ) -> None:
     if number is not None:
         display.report(evaluator.evaluate(number), is_logged=False)
     elif config.once:
         found = evaluator.evaluate_latest(newer_than=-1)
         if found is not None:
-            display.report(found[1])
+            display.report(found[1], is_logged=not is_calibrated)
+            if is_calibrated:
+                say("not added to evaluation.jsonl, whose scores are of uncalibrated predictions")
         elif config.shared and (latest := run.directory.latest()) is not None:
             say(f"step {latest.step}: another process adds the scores to evaluation.jsonl")
         else:

@@ -114,12 +114,15 @@ def test_layer_is_applied_with_the_same_bits_by_all(
     given = {name: tf.constant(table[name].to_numpy()) for name in COLUMNS}
     assert served(**given)["score"].numpy().tobytes() == scores.tobytes()
     flags = ["--model-dir", str(copied), "--once", "--scores", str(tmp_path / "s.parquet")]
+    before = read_evaluations(copied)
     assert evaluate.main(flags) == 0
+    said = capsys.readouterr().out
+    assert f"calibration {scores.mean() / labels.mean():.4f}" in said
+    assert "not added to evaluation.jsonl" in said
+    assert read_evaluations(copied) == before
     import pyarrow.parquet as pq
 
     assert pq.read_table(tmp_path / "s.parquet")["score"].to_numpy().tobytes() == scores.tobytes()
-    line = read_evaluations(copied)[-1]
-    assert line["calibration"] == pytest.approx(scores.mean() / labels.mean(), rel=1e-4)
     assert (
         command_line.run(
             export.main,

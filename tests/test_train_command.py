@@ -117,6 +117,7 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
         "wire_dtype": "compute",
         "numeric_bins": 0,
         "numeric_waves": 0,
+        "cross": [],
     }
     assert {"python", "tensorflow", "pyarrow", "numpy", "embedps"} <= summary["versions"].keys()
 

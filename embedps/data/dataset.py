@@ -249,7 +249,7 @@ class Dataset:
           schema: a TOML file, the name of a shipped schema, or what such a file holds as a dict;
             its format does not count. None: as `embedps.pipelines.infer` proposes of the rows.
           options: those of `embedps.pipelines.ingest`, such as `num_shards=2`, `eval_fraction=0.2`
-            or `split_key=("user",)`.
+            or `split_key=("user",)`; without a schema also `label="clicked"`.
 
         Raises:
           UsageError: the schema or an option is not valid, or the directory has another dataset.

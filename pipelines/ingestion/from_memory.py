@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedps.config_fields import options_of, sections_of
+from embedps.console.lines import say
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.features.table_schema import Table
@@ -78,9 +80,10 @@ def _make(
         with pq.ParquetWriter(path, columns) as writer:
             for part in parts:
                 writer.write_table(part.cast(columns), row_group_size=_ROW_GROUP_ROWS)
-        made = _sections(options)
+        label = options.get("label")
+        made = _sections({name: value for name, value in options.items() if name != "label"})
         made |= {"input": (str(path),), "output": Path(directory)}
-        return make_dataset(Options(**made, declared=_table(schema, path)))[0]
+        return make_dataset(Options(**made, declared=_table(schema, path, label)))[0]
 
 
 def _sections(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +97,7 @@ def _sections(options: Mapping[str, Any]) -> dict[str, Any]:
     known = {each.name: each for each in options_of(Options)}
     for name, value in options.items():
         if name not in known or name in _GIVEN:
-            others = ", ".join(name for name in known if name not in _GIVEN)
+            others = ", ".join(["label", *(name for name in known if name not in _GIVEN)])
             raise UsageError(f"there is no option {name!r} of rows in memory, there are {others}")
         into = (
             made if (section := known[name].section) is None else sections.setdefault(section, {})
@@ -104,10 +107,15 @@ def _sections(options: Mapping[str, Any]) -> dict[str, Any]:
     return made | {name: kinds[name](**values) for name, values in sections.items()}
 
 
-def _table(schema: Schema, path: Path) -> Table:
+def _table(schema: Schema, path: Path, label: str | None) -> Table:
     """Returns the declared table, or one that is proposed of the rows; its format is Parquet."""
     if schema is None:
-        schema = {"name": "proposed"} | tomllib.loads(propose(read_sample(str(path), _SAMPLE_ROWS)))
+        sample = read_sample(str(path), _SAMPLE_ROWS)
+        schema = {"name": "proposed"} | tomllib.loads(propose(sample, label))
+        if not any(column["as"] == "label" for column in schema["column"]):
+            say("no column looks like a label: give label='COLUMN' to train", file=sys.stderr)
+    elif label is not None:
+        raise UsageError(f"the schema declares the labels: leave out label={label!r}")
     if isinstance(schema, Mapping):
         return Table.parse({"format": "parquet"} | {**schema, "format": "parquet"})
     return dataclasses.replace(Table.load(str(schema)), format="parquet", encoding="utf-8")

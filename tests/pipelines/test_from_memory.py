@@ -125,12 +125,19 @@ def test_schema_may_be_a_file_or_be_proposed(tmp_path: Path):
     proposed = Dataset.from_pandas(make_rows().to_pandas(), tmp_path / "proposed")
     assert proposed.label == "clicked"
     assert {"shop", "tags"} <= {column.name for column in proposed.categorical}
+    bought = make_rows().rename_columns({"clicked": "bought", "user": "person"})
+    assert Dataset.from_arrow(bought, tmp_path / "given", label="bought").label == "bought"
+    with pytest.raises(UsageError, match="label 'sold' must be one of the columns"):
+        Dataset.from_arrow(bought, tmp_path / "no", label="sold")
+    with pytest.raises(UsageError, match="leave out label='bought'"):
+        Dataset.from_arrow(bought, tmp_path / "no", path, label="bought")
 
 
 def test_rows_that_cannot_be_a_dataset_are_refused(tmp_path: Path):
     rows = make_rows(20)
     with pytest.raises(
-        UsageError, match="there is no option 'colour' of rows in memory, there are num_shards"
+        UsageError,
+        match="there is no option 'colour' of rows in memory, there are label, num_shards",
     ):
         Dataset.from_arrow(rows, tmp_path / "a", SCHEMA, colour=3)
     with pytest.raises(UsageError, match="rows must be an Arrow table or batch, got list"):

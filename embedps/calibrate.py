@@ -17,7 +17,6 @@ from embedps.checkpoint.refs import manifest_option
 from embedps.config_fields import MAX_COUNT, option
 from embedps.console import command_line, flags
 from embedps.console.lines import say
-from embedps.console.progress import ProgressLine
 from embedps.engine.calibration import Calibration, Curve
 from embedps.errors import UsageError
 from embedps.run.calibration_file import FILE_NAME, write_calibration
@@ -81,6 +80,7 @@ def calibrate(config: CalibrateConfig) -> Calibration:
     split = run.dataset.split(config.split)
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     from embedps.evaluation.evaluator import EVAL_BATCH_ROWS, eval_ledger
+    from embedps.evaluation.example_scores import read_scores
     from embedps.evaluation.loaded_model import load_from
 
     model = load_from(run, number=manifest.number, uncalibrated=True)
@@ -105,7 +105,7 @@ def calibrate(config: CalibrateConfig) -> Calibration:
                 run.dataset, units, batch_rows=EVAL_BATCH_ROWS, columns=columns, prefix=_PREDICTED
             )
             examples = sum(unit.num_rows for unit in units)
-            found = _read(tables, examples)
+            found = read_scores(tables, examples, "scoring:")
             curves = {
                 prediction: _fit(config, label, found, _PREDICTED + prediction, own[label])
                 for label, prediction in names.items()
@@ -126,20 +126,6 @@ def calibrate(config: CalibrateConfig) -> Calibration:
     write_calibration(run.path, made)
     say(f"{run.path / FILE_NAME}: {made.describe()}")
     return made
-
-
-def _read(tables: Any, examples: int) -> dict[str, Any]:
-    import numpy as np
-
-    kept: dict[str, list[Any]] = {}
-    with ProgressLine("scoring:", examples, unit="examples") as line:
-        done = 0
-        for table in tables:
-            for name in table.column_names[2:]:
-                kept.setdefault(name, []).append(table[name].to_numpy())
-            done += table.num_rows
-            line.update(done)
-    return {name: np.concatenate(parts) for name, parts in kept.items()}
 
 
 def _fit(

@@ -18,7 +18,6 @@ from embedps.checkpoint.refs import manifest_option
 from embedps.config_fields import MAX_COUNT, option
 from embedps.console import command_line, flags
 from embedps.console.lines import say
-from embedps.console.progress import ProgressLine
 from embedps.console.tables import make_console, make_table
 from embedps.errors import UsageError
 from embedps.run.opened_run import ModelOptions, open_run
@@ -153,6 +152,7 @@ class _Scored:
         import numpy as np
 
         from embedps.evaluation.evaluator import eval_ledger
+        from embedps.evaluation.example_scores import read_scores
         from embedps.evaluation.loaded_model import load_from
         from embedps.evaluation.sliced_scores import HOUR_MS, check_columns
 
@@ -165,7 +165,6 @@ class _Scored:
         self.told = {"model_dir": directory, "number": manifest.number, "step": manifest.step}
         own = [label.weight or dataset.weight for label in labels]
         names = [*(label.name for label in labels), *(name for name in own if name), *wanted]
-        kept: dict[str, list[NDArray[Any]]] = {}
         try:
             tables = model.example_scores(
                 dataset,
@@ -175,16 +174,9 @@ class _Scored:
                 prefix=_PREDICTED,
             )
             total = sum(unit.num_rows for unit in units)
-            with ProgressLine(f"scoring {directory}:", total, unit="examples") as line:
-                done = 0
-                for table in tables:
-                    for name in table.column_names[2:]:
-                        kept.setdefault(name, []).append(table[name].to_numpy())
-                    done += table.num_rows
-                    line.update(done)
+            joined = read_scores(tables, total, f"scoring {directory}:")
         finally:
             model.collection.drop()
-        joined = {name: np.concatenate(parts) for name, parts in kept.items()}
         self.columns = {name: joined[name] for name in names}
         self.weights = dict(zip([label.name for label in labels], own, strict=True))
         if dataset.timestamp in self.columns:

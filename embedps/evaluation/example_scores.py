@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from embedps.console.progress import ProgressLine
 from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
@@ -101,6 +102,28 @@ class ExampleScorer:
                 columns[self._prefix + name] = score_column(name, value.numpy(), rows)
             yield pa.table(columns)
             first += rows
+
+
+def read_scores(tables: Iterable[pa.Table], examples: int, title: str) -> dict[str, Any]:
+    """Joins the columns of scores, and shows the progress.
+
+    Args:
+      tables: as `ExampleScorer` gives them: file, row, then the columns.
+      examples: of all tables.
+      title: of the progress line.
+
+    Returns:
+      By name, the values of each column [examples].
+    """
+    kept: dict[str, list[Any]] = {}
+    with ProgressLine(title, examples, unit="examples") as line:
+        done = 0
+        for table in tables:
+            for name in table.column_names[2:]:
+                kept.setdefault(name, []).append(table[name].to_numpy())
+            done += table.num_rows
+            line.update(done)
+    return {name: np.concatenate(parts) for name, parts in kept.items()}
 
 
 def write_scores(path: Path, tables: Iterable[pa.Table], metadata: Mapping[str, str]) -> int:

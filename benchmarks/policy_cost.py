@@ -9,12 +9,8 @@ background threads in it, and no other's.
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,10 +22,10 @@ from embedps.config_fields import option
 
 # isort: split
 from benchmarks import report
+from benchmarks.paused_process import PausedProcess
 from benchmarks.unit_trainer import UnitTrainer
 from embedps.constants import EVICTION_CAUSES
 from embedps.data.dataset import Dataset
-from embedps.errors import EmbedpsError
 from embedps.models import dlrm
 
 BATCH, UNIT_ROWS, WARM_UP_UNITS = 2048, 16384, 2
@@ -72,49 +68,6 @@ def serve(connection: Connection, data: Path, policies: Mapping[str, Any]) -> No
     )
 
 
-class Trainer:
-    """A process that trains with a set of policies when it is told, and else is stopped."""
-
-    def __init__(self, data: Path, policies: Mapping[str, Any]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, data, policies), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._connection.recv()
-        self._signal(signal.SIGSTOP)
-
-    def train(self, path: Path, first: int, number: int) -> tuple[float, float]:
-        """Trains on a unit; returns the wall and the processor seconds."""
-        with self._running():
-            self._connection.send((str(path), first, number))
-            wall, cpu = self._connection.recv()
-        return wall, cpu
-
-    def end(self) -> dict[str, Any]:
-        """Ends the process; returns the counts of rows."""
-        self._signal(signal.SIGCONT)
-        self._connection.send(None)
-        counts: dict[str, Any] = self._connection.recv()
-        self._process.join()
-        return counts
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self._signal(signal.SIGCONT)
-        yield
-        self._signal(signal.SIGSTOP)
-
-    def kill(self) -> None:
-        """Ends the process if it still runs; one that is stopped ignores a termination."""
-        self._process.kill()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.pid is None or not self._process.is_alive():
-            raise EmbedpsError(f"a process of the benchmark ended by {self._process.exitcode}")
-        os.kill(self._process.pid, number)
-
-
 def units_of(dataset: Dataset) -> list[tuple[Path, int]]:
     """Returns the whole units of an epoch: path and first row."""
     files = zip(dataset.paths("train"), dataset.split("train").files, strict=True)
@@ -128,10 +81,11 @@ def units_of(dataset: Dataset) -> list[tuple[Path, int]]:
 def measure(data: Path, names: Sequence[str], epochs: int) -> dict[str, Any]:
     """Trains with each set of policies in turn, unit by unit."""
     units = units_of(Dataset.open(data))
-    trainers: dict[str, Trainer] = {}
+    trainers: dict[str, PausedProcess] = {}
     try:
         for name in names:
-            trainers[name] = Trainer(data, POLICIES[name])
+            trainers[name] = PausedProcess(serve, data, POLICIES[name])
+            trainers[name].wait_until_ready()
         return _train(trainers, units, epochs)
     finally:
         for trainer in trainers.values():
@@ -139,14 +93,14 @@ def measure(data: Path, names: Sequence[str], epochs: int) -> dict[str, Any]:
 
 
 def _train(
-    trainers: Mapping[str, Trainer], units: Sequence[tuple[Path, int]], epochs: int
+    trainers: Mapping[str, PausedProcess], units: Sequence[tuple[Path, int]], epochs: int
 ) -> dict[str, Any]:
     secs: dict[str, list[tuple[float, float]]] = {name: [] for name in trainers}
     order = list(trainers)
     for number, (path, first) in enumerate(list(units) * epochs):
         order = [*order[1:], order[0]]
         for name in order:
-            secs[name].append(trainers[name].train(path, first, number))
+            secs[name].append(trainers[name].ask((str(path), first, number)))
         if (number + 1) % len(units) == 0:
             print(f"epoch {(number + 1) // len(units)}/{epochs}", flush=True)
     counts = {name: trainer.end() for name, trainer in trainers.items()}

@@ -7,11 +7,12 @@ same unit, and the others stand still. All rows are there before: they come in t
 Spill files are read past the system's cache, so memory beyond the limit helps nobody.
 
 A hit is a row of a step that was not read from disk, neither by the step nor ahead of it; a row
-counts once per step. Belady's optimum and LRU of the same size see the same
-stream, warm-up included; so does a map of the row file in pages of 4 KiB by LRU, the best that the
-kernel's paging can do, with all of the memory for pages. The bound is the lower of the speed in
-memory and of the disk's reads per second by the rows that an example needs from it. Lookups are
-timed one by one, after training, on examples that are new.
+counts once per step. Belady's optimum and LRU of the same size see the same stream, warm-up
+included; so does a map of the row file in pages of 4 KiB by LRU, the best that the kernel's paging
+can do, with all of the memory for pages. The optimum is left out where the stream's rows all fit:
+it begins with the rows that it wants. The bound is the lower of the speed in memory and of the
+disk's reads per second by the reads per example: one read brings several rows that lie together.
+Lookups are timed one by one, after training, on examples that are new.
 
 Not here: TorchRec's SSD tables and HugeCTR's need a GPU. RocksDB needs the package rocksdict, which
 is no dependency of ours.
@@ -20,9 +21,6 @@ is no dependency of ours.
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
-import signal
 import statistics
 import tempfile
 import time
@@ -44,9 +42,9 @@ from benchmarks import report
 from benchmarks.cache_bounds import Keys, lru_hits, optimum_hits
 from benchmarks.disk_speed import reads_per_sec
 from benchmarks.example_columns import describe
+from benchmarks.paused_process import PausedProcess
 from benchmarks.unit_trainer import UnitTrainer
 from benchmarks.workload import W1, Workload, files, make_batches
-from embedps.errors import EmbedpsError
 from embedps.models import dlrm
 from embedps.tables import ops
 from embedps.tables.tier import Tiered
@@ -122,38 +120,6 @@ def _time_lookups(tables: Any, ids: Keys) -> list[float]:
     return found
 
 
-class Process:
-    """A process that trains when it is told, and else is stopped."""
-
-    def __init__(self, folder: str, sizes: Sequence[int], max_bytes: int, spill: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        arguments = (theirs, folder, sizes, max_bytes, spill)
-        self._process = context.Process(target=serve, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def wait_until_filled(self) -> None:
-        self._connection.recv()
-        self._signal(signal.SIGSTOP)
-
-    def ask(self, what: str, number: int = 0) -> Any:
-        """Has it do something and gives the answer."""
-        self._signal(signal.SIGCONT)
-        self._connection.send((what, number))
-        answer = self._connection.recv()
-        self._signal(signal.SIGSTOP)
-        return answer
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.pid is None or not self._process.is_alive():
-            raise EmbedpsError(f"a process of the benchmark ended by {self._process.exitcode}")
-        os.kill(self._process.pid, number)
-
-
 def stream_of(ids: Keys, sizes: Sequence[int]) -> tuple[Keys, Keys, Keys]:
     """Gives the rows of steps, each once per step, where each step begins, and all rows before."""
     firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -176,7 +142,7 @@ def measure(config: Config, run: Run) -> Content:
     of_unit = UNIT_ROWS // BATCH
     begin = int(starts[config.warm_up_units * of_unit])
     accesses = len(keys) - begin
-    processes: dict[str, Process] = {}
+    processes: dict[str, PausedProcess] = {}
     limits: dict[str, int] = {}
     with (
         files(workload, examples) as folder,
@@ -186,29 +152,29 @@ def measure(config: Config, run: Run) -> Content:
 
         def start(name: str, max_bytes: int) -> None:
             limits[name] = max_bytes
-            processes[name] = Process(str(folder), sizes, max_bytes, spill)
+            processes[name] = PausedProcess(serve, str(folder), sizes, max_bytes, spill)
 
         try:
             start("none", 0)
             start("100", 1 << 40)
             for process in processes.values():
-                process.wait_until_filled()
-            whole = processes["100"].ask("stats")["memory_bytes"]
+                process.wait_until_ready()
+            whole = processes["100"].ask(("stats", 0))["memory_bytes"]
             for percent in config.percents:
                 gone = (100 - percent) / 100 * sum(sizes) * _FLOAT_BYTES
                 start(str(percent), int(whole - gone))
             for percent in config.percents:
-                processes[str(percent)].wait_until_filled()
+                processes[str(percent)].wait_until_ready()
             secs: dict[str, list[float]] = {name: [] for name in processes}
             before: dict[str, Any] = {}
             for number in range(units):
                 if number == config.warm_up_units:
-                    before = {name: p.ask("stats") for name, p in processes.items()}
+                    before = {name: p.ask(("stats", 0)) for name, p in processes.items()}
                 for name in [*processes][:: 1 if number % 2 else -1]:
-                    secs[name].append(processes[name].ask("train", number))
+                    secs[name].append(processes[name].ask(("train", number)))
                 print(f"unit {number + 1}/{units}", flush=True)
-            after = {name: p.ask("stats") for name, p in processes.items()}
-            lookups = {n: p.ask("lookups", units * UNIT_ROWS) for n, p in processes.items()}
+            after = {name: p.ask(("stats", 0)) for name, p in processes.items()}
+            lookups = {n: p.ask(("lookups", units * UNIT_ROWS)) for n, p in processes.items()}
         finally:
             for process in processes.values():
                 process.kill()
@@ -248,13 +214,14 @@ def measure(config: Config, run: Run) -> Content:
         }
         if name == "100":
             continue
-        misses = grew["read"] / (config.units * UNIT_ROWS)
+        reads = grew["disk_reads"] / (config.units * UNIT_ROWS)
         in_memory = config.units * UNIT_ROWS / sum(taken["none"])
-        bound = min(in_memory, iops / misses)
+        bound = min(in_memory, iops / reads) if reads else in_memory
         capacity = sum(sizes) - case["rows_on_disk"]
+        says_much = len(np.unique(keys)) > capacity  # else the optimum never misses
         pages, in_page = limits[name] // 4096, 4096 // _ROW_BYTES
         case |= {
-            "belady": round(optimum_hits(keys, capacity, begin), 4),
+            "belady": round(optimum_hits(keys, capacity, begin), 4) if says_much else None,
             "lru": round(lru_hits(keys, capacity, begin, before_all), 4),
             "pages_by_lru": round(
                 lru_hits(keys // in_page, pages, begin, before_all[::in_page] // in_page), 4
@@ -278,7 +245,7 @@ def layout(content: Content) -> list[Part]:
     r = content["results"]
 
     def cell(case: Mapping[str, Any], key: str, form: str = ".3f") -> str:
-        return format(case[key], form) if key in case else ""
+        return "" if case.get(key) is None else format(case[key], form)
 
     rows = [
         [

@@ -91,8 +91,13 @@ def sections_of(config: type) -> dict[str, type]:
     return {n: hint for n, hint in hints.items() if dataclasses.is_dataclass(hint)}  # type: ignore[misc]
 
 
-def make(config: type[C], values: Mapping[str, Any]) -> C:
+def make(config: type[C], values: Mapping[str, Any], **others: Any) -> C:
     """Makes a config and its sections from the values of options by name.
+
+    Args:
+      config: its class.
+      values: by the options' names.
+      others: fields of the config that are no options.
 
     Raises:
       UsageError: a value is of the wrong type or out of range.
@@ -107,7 +112,7 @@ def make(config: type[C], values: Mapping[str, Any]) -> C:
         names = ", ".join(map(repr, sorted(left)))
         raise TypeError(f"{config.__name__} has no option {names}")
     sections = {n: kind(**found[n]) for n, kind in sections_of(config).items() if n in found}
-    return config(**found.get(None, {}), **sections)
+    return config(**found.get(None, {}), **others, **sections)
 
 
 def values_of(config: Any) -> dict[str, Any]:

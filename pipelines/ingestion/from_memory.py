@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedps.config_fields import options_of, sections_of
+from embedps import config_fields
+from embedps.config_fields import options_of
 from embedps.console.lines import say
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
@@ -75,36 +76,24 @@ def _make(
     schema: Schema,
     options: Mapping[str, Any],
 ) -> Dataset:
+    _check_names(options)
     with tempfile.TemporaryDirectory(prefix="embedps-") as folder:
         path = Path(folder) / FILE_NAME
         with pq.ParquetWriter(path, columns) as writer:
             for part in parts:
                 writer.write_table(part.cast(columns), row_group_size=_ROW_GROUP_ROWS)
-        label = options.get("label")
-        made = _sections({name: value for name, value in options.items() if name != "label"})
-        made |= {"input": (str(path),), "output": Path(directory)}
-        return make_dataset(Options(**made, declared=_table(schema, path, label)))[0]
+        values = {**options, "input": (str(path),), "output": Path(directory)}
+        table = _table(schema, path, values.pop("label", None))
+        return make_dataset(config_fields.make(Options, values, declared=table))[0]
 
 
-def _sections(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts options into their sections.
-
-    Raises:
-      UsageError: there is no such option.
-    """
-    sections: dict[str, dict[str, Any]] = {}
-    made: dict[str, Any] = {}
-    known = {each.name: each for each in options_of(Options)}
-    for name, value in options.items():
-        if name not in known or name in _GIVEN:
-            others = ", ".join(["label", *(name for name in known if name not in _GIVEN)])
-            raise UsageError(f"there is no option {name!r} of rows in memory, there are {others}")
-        into = (
-            made if (section := known[name].section) is None else sections.setdefault(section, {})
-        )
-        into[known[name].field.name] = value
-    kinds = sections_of(Options)
-    return made | {name: kinds[name](**values) for name, values in sections.items()}
+def _check_names(options: Mapping[str, Any]) -> None:
+    known = ["label", *(each.name for each in options_of(Options) if each.name not in _GIVEN)]
+    for name in options:
+        if name not in known:
+            raise UsageError(
+                f"there is no option {name!r} of rows in memory, there are {', '.join(known)}"
+            )
 
 
 def _table(schema: Schema, path: Path, label: str | None) -> Table:

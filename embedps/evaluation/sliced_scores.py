@@ -1,8 +1,8 @@
-"""Scores that do not add up: GAUC, and those of slices, of what each unit kept of its examples.
+"""Computes scores that are no sums over units: GAUC, and the scores of slices.
 
-A unit returns what it kept with its counts, from the attempt that completed, and all is joined in
-the units' order. So each example counts once, whoever died, and the scores have the same bits in
-one process and in many.
+A unit returns the labels and predictions of its examples with its counts. Only the attempt that
+completed returns them, and they are joined in the order of the units. So each example counts once,
+whichever process died, and the scores have the same bits in one process and in many.
 """
 
 from __future__ import annotations

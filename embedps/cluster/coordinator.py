@@ -255,6 +255,9 @@ class CoordinatorCluster(Cluster):
                     self._members.lost(worker, number)
             finally:
                 self._queue.ended()
+                # A function whose last holder lets it go is told to every worker: this one lets it go
+                # now, not when it takes another call, while a worker may be stopped.
+                del taken, attempt
 
     def _takes_calls(self, worker: int, number: int) -> bool:
         """Tells whether a worker is there, as of a number of its membership, and stays."""

@@ -255,8 +255,8 @@ class CoordinatorCluster(Cluster):
                     self._members.lost(worker, number)
             finally:
                 self._queue.ended()
-                # A function whose last holder lets it go is told to every worker: this one lets it go
-                # now, not when it takes another call, while a worker may be stopped.
+                # The last holder of a function tells every worker that it is gone. That is now, not
+                # when it takes another call, when a worker may be stopped.
                 del taken, attempt
 
     def _takes_calls(self, worker: int, number: int) -> bool:

@@ -55,6 +55,7 @@ def sigterm_exits(secs: float) -> Iterator[None]:
         raise SystemExit(0)
 
     before = signal.signal(signal.SIGTERM, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # `restart` did
     try:
         yield
     finally:

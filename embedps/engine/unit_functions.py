@@ -267,10 +267,13 @@ def explain(error: BaseException) -> BaseException:
     """Turns a unit's failure into the error that tells the user what happened."""
     # Cancelled: a function that ran beside the one that met the lost server.
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-    if isinstance(error, lost) or cluster_coordinator._is_ps_failure(error):
-        why = op_error_text(str(getattr(error, "message", error)))[:200] or type(error).__name__
+    message = str(getattr(error, "message", error))
+    # TensorFlow's words once a worker's return told it that a server is another process.
+    is_stale = "contains an invalid device" in message
+    if is_stale or isinstance(error, lost) or cluster_coordinator._is_ps_failure(error):
+        why = op_error_text(message)[:200] or type(error).__name__
         return ServerLostError(f"a parameter server is lost ({why})")
-    computed = re.search(r"initializer '[^']*' must [^\n]*", str(getattr(error, "message", "")))
+    computed = re.search(r"initializer '[^']*' must [^\n]*", message)
     if isinstance(error, tf.errors.InvalidArgumentError) and computed is not None:
         return UsageError(computed[0])
     if isinstance(error, tf.errors.DataLossError) and "spill file" in error.message:
@@ -278,7 +281,7 @@ def explain(error: BaseException) -> BaseException:
     wrong = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.InvalidArgumentError
     if isinstance(error, wrong) and ".parquet" in error.message:
         return DatasetError(f"{op_error_text(error.message)}: make the dataset again")
-    said = re.search(r"\[([^]]* of dataset_fn [^]]*)\]", str(getattr(error, "message", "")))
+    said = re.search(r"\[([^]]* of dataset_fn [^]]*)\]", message)
     if isinstance(error, tf.errors.InvalidArgumentError) and said is not None:
         return DatasetError(said[1])
     wrong_label = re.search(r"\[(label [^\]]* must be [^\]]*)\] \[but is\] \[([^\]]*)", str(error))

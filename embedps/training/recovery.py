@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -60,11 +61,9 @@ class Recovery:
         if not isinstance(error, ServerLostError):
             end_process(str(error), error.exit_code)
         trainer = self._trainer
-        if not self._again or (trainer is not None and trainer.told_to_end):
-            end_process(
-                f"{error}: run the same command again to resume from the last checkpoint",
-                error.exit_code,
-            )
+        if not self._again:
+            self._end(error)
+        self._end_if_told(error)
         unsaved: dict[str, Any] = {"units": 0, "steps": 0, "examples": 0}
         unsaved["checkpoint"] = self._before.checkpoint if self._before else None
         unsaved["set_aside"] = self._before.set_aside if self._before else 0
@@ -92,10 +91,25 @@ class Recovery:
         if trainer is not None:
             trainer.close()
         os.dup2(kept, 2)  # for the process to come
+        self._end_if_told(error)  # meanwhile
         os.environ[_VARIABLE] = json.dumps(dataclasses.asdict(loss))
         restart()
 
+    def _end_if_told(self, error: ClusterError) -> None:
+        if self._trainer is not None and self._trainer.told_to_end:
+            self._end(error)
+
+    def _end(self, error: ClusterError) -> NoReturn:
+        end_process(
+            f"{error}: run the same command again to resume from the last checkpoint",
+            error.exit_code,
+        )
+
 
 def restart() -> NoReturn:
-    """Replaces this process by the same command."""
+    """Replaces this process by the same command.
+
+    SIGTERM and Ctrl-C wait until `sigterm_exits` handles them there: before, they would kill it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -4,13 +4,16 @@ import json
 import os
 from typing import Any
 
+import pytest
+
 from embedps.training.lost_progress import LostProgress
 from embedps.training.recovery import take_loss
 from tests import forked
 from tests.builders import ROOT
 
 PROGRAM = """
-import json, os, sys, types
+import json, os, signal, sys, types
+from embedps.console.shutdown import sigterm_exits
 from embedps.errors import ClusterError, ServerLostError
 from embedps.training.recovery import Recovery, take_loss
 
@@ -20,11 +23,21 @@ known = None if loss is None else [loss.checkpoint, loss.units, loss.fruitless]
 print(json.dumps(known), flush=True)
 recovery = Recovery(loss, again=kind != "cluster")
 if kind != "early":
-    recovery.follow(types.SimpleNamespace(
+    def close():
+        print("ended", flush=True)
+        trainer.told_to_end = kind == "told meanwhile"
+
+    trainer = types.SimpleNamespace(
         told_to_end=kind == "told",
-        close=lambda: print("ended", flush=True),
+        close=close,
         unsaved=lambda: {"checkpoint": number, "units": 2, "steps": 8, "examples": 99},
-    ))
+    )
+    recovery.follow(trainer)
+if loss is not None and kind == "signal":
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("lives", flush=True)
+    with sigterm_exits(60):
+        print("goes on", flush=True)
 if loss is not None and kind == "once":
     sys.exit(0)
 error = ClusterError if kind == "other" else ServerLostError
@@ -91,8 +104,14 @@ def test_client_of_others_servers_ends_with_the_code_of_a_temporary_failure():
     )
 
 
-def test_run_that_was_told_to_end_does_not_begin_anew():
-    assert run("told")[0] == 75
+@pytest.mark.parametrize("kind", ["told", "told meanwhile"])
+def test_run_that_was_told_to_end_does_not_begin_anew(kind):
+    assert run(kind)[0] == 75
+
+
+def test_a_signal_waits_until_the_process_that_begins_anew_handles_it():
+    code, out, err = run("signal")
+    assert (code, out[-1], err) == (0, "lives", "")
 
 
 def test_other_errors_of_a_cluster_are_no_losses():

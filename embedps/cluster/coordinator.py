@@ -24,6 +24,7 @@ from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.cluster.call_queue import CallQueue
 from embedps.cluster.call_tracker import CallTracker
+from embedps.cluster.connection import ServerStrategy
 from embedps.cluster.health import HealthMonitor, use_own_executor
 from embedps.cluster.interface import Cluster, LostServer, OnDeath, ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
@@ -46,6 +47,7 @@ class CoordinatorCluster(Cluster):
     """
 
     place: Place = "servers"
+    strategy: ServerStrategy
     shares_machine = False
     why_fixed = (
         "who starts the tasks of TF_CONFIG scales them: with --min-workers, workers that it names "
@@ -95,7 +97,7 @@ class CoordinatorCluster(Cluster):
         own = spec.task_address("chief", 0) if "chief" in jobs else None
         if own is not None:
             listen_at(own)
-        self.strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self.strategy = ServerStrategy(resolver)
         if own is not None:
             check_listening(own)
         # With ClusterCoordinator, it would be set.
@@ -375,6 +377,7 @@ class CoordinatorCluster(Cluster):
         self._closed.set()
         self._health.close()
         self._members.close()
+        self.strategy.close()
         if self._processes is not None:
             self._processes.close()
 

@@ -33,13 +33,18 @@ class LocalProcesses:
         num_workers: int,
         log_dir: Path,
         grace_secs: float,
+        chief: str | None = None,
     ) -> None:
-        """Starts the processes; their output goes to LOG_DIR/<job>-<index>.log."""
+        """Starts the processes; their output goes to LOG_DIR/<job>-<index>.log.
+
+        Args:
+          chief: the address of this process, if it has one already.
+        """
         log_dir.mkdir(parents=True, exist_ok=True)
         ports = _free_ports(num_ps + num_workers + 1)
         addresses = [f"127.0.0.1:{port}" for port in ports]
         self.cluster = {
-            "chief": addresses[:1],
+            "chief": [chief or addresses[0]],
             "ps": addresses[1 : 1 + num_ps],
             "worker": addresses[1 + num_ps :],
         }
@@ -73,6 +78,7 @@ class LocalProcesses:
             num_workers=num_workers,
             log_dir=self._log_dir,
             grace_secs=self._grace_secs,
+            chief=self.cluster["chief"][0],
         )
 
     def pid(self, job: str, index: int) -> int:

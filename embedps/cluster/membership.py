@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from embedps.cluster.connection import with_tasks
 from embedps.cluster.health import HealthMonitor, serves, use_own_executor
 from embedps.console import tf_logging
 from embedps.errors import ClusterError, ServerLostError
@@ -62,7 +63,7 @@ class Membership:
     def number(self, worker: int) -> int | None:
         """Gives the number of a worker's membership, another one each time; None if it has none."""
         with self._changed:
-            return self._numbers.get(worker)
+            return None if self._closed else self._numbers.get(worker)
 
     def members(self) -> Set[int]:
         """Returns the workers that are there."""
@@ -124,7 +125,7 @@ class Membership:
                         self.lost(worker, number)
                 with self._changed:
                     places = {worker: self._places[worker] for worker in self._numbers}
-                definition = self._with_workers(places)
+                definition = with_tasks(self._definition, "worker", places)
                 self._tell(definition)
 
         updated: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -166,7 +167,7 @@ class Membership:
                     return
                 if self._closed:
                     return
-            definition = self._with_workers(places)
+            definition = with_tasks(self._definition, "worker", places)
             try:
                 self._tell(definition)
                 for worker in joining:
@@ -189,21 +190,6 @@ class Membership:
         with tf_logging.native_stderr_dropped():
             context.context().update_server_def(definition)
         self._definition = definition
-
-    def _with_workers(self, places: Mapping[int, str]) -> tf.train.ServerDef:
-        definition = tf.train.ServerDef()
-        definition.CopyFrom(self._definition)
-        (job,) = (each for each in definition.cluster.job if each.name == "worker")
-        job.tasks.clear()
-        for worker, address in places.items():
-            job.tasks[worker] = address
-        for filters in definition.cluster_device_filters.jobs:
-            if filters.name == "worker":
-                filters.tasks.clear()
-                for worker in places:  # as the strategy has them
-                    others = filters.tasks[worker].device_filters
-                    others.extend(["/job:ps", f"/job:{definition.job_name}"])
-        return definition
 
 
 def _settle(future: concurrent.futures.Future[None], function: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ from embedps.console import command_line
 _COMMANDS = {
     "plan": "tell what a run will need and how fast it will be, before it starts",
     "train": "train a model on a dataset: in this process, on a local cluster or with TF_CONFIG",
+    "tune": "find a good model for a small dataset within so many minutes, and train it",
     "scale": "give a run of a local cluster more workers or fewer, while it trains",
     "evaluate": "score the checkpoints of a run on held-out data, while it trains or later",
     "compare": "tell which of two models scores better on the same examples, and whether by chance",

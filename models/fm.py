@@ -10,13 +10,24 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.tables.table_options import TableOptions
 
-from ._columns import click_recommender, crossed_columns, crosses, declare, small
+from ._columns import (
+    click_recommender,
+    crossed_columns,
+    crosses,
+    declare,
+    make_numerics,
+    numeric_bins,
+    numeric_waves,
+    small,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(TableOptions):
     """The factorization machine's options."""
 
+    numeric_bins: int = numeric_bins()
+    numeric_waves: int = numeric_waves()
     cross: tuple[str, ...] = crosses()
 
 
@@ -39,6 +50,10 @@ def make(config: Config, dataset: Dataset) -> Recommender:
 
         from .networks.linear import FactorizationMachine
 
-        return FactorizationMachine(Embeddings(features), label=dataset.label)
+        return FactorizationMachine(
+            Embeddings(features),
+            label=dataset.label,
+            numerics=make_numerics(dataset, config.numeric_bins, config.numeric_waves),
+        )
 
     return click_recommender("fm", config, dataset, build)

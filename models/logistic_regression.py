@@ -14,7 +14,15 @@ from embedps.tables import Initializer
 from embedps.tables.optimizers import BY_KIND
 from embedps.tables.table_options import PolicyOptions, TableOptions
 
-from ._columns import click_recommender, crossed_columns, crosses, declare
+from ._columns import (
+    click_recommender,
+    crossed_columns,
+    crosses,
+    declare,
+    make_numerics,
+    numeric_bins,
+    numeric_waves,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +40,8 @@ class Config(PolicyOptions):
         most=1e30,
     )
 
+    numeric_bins: int = numeric_bins()
+    numeric_waves: int = numeric_waves()
     cross: tuple[str, ...] = crosses()
 
     def __post_init__(self) -> None:
@@ -63,6 +73,10 @@ def make(config: Config, dataset: Dataset) -> Recommender:
 
         from .networks.linear import LogisticRegression
 
-        return LogisticRegression(Embeddings(features), label=dataset.label)
+        return LogisticRegression(
+            Embeddings(features),
+            label=dataset.label,
+            numerics=make_numerics(dataset, config.numeric_bins, config.numeric_waves),
+        )
 
     return click_recommender("logistic_regression", config, dataset, build)

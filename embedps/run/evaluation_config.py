@@ -50,6 +50,13 @@ class EvaluationConfig(SliceOptions):
         least=0,
         most=0.5,
     )
+    inner_fold: int = option(
+        0,
+        "which share of a unit --inner-share leaves out: 0 is at its end, 1 is before it, so that "
+        "several runs leave out different rows",
+        least=0,
+        most=MAX_COUNT,
+    )
     end_with: Literal["last", "best"] = option(
         "last",
         "the checkpoint that a finished run leaves as its newest: the last; or, if the last is "
@@ -91,6 +98,13 @@ class EvaluationConfig(SliceOptions):
             raise UsageError(
                 "inner_share needs --eval inline or none: a sidecar scores the eval split only"
             )
+        if self.inner_fold and (self.inner_fold + 1) * self.inner_share > 1:
+            raise UsageError(
+                f"inner_fold must be below {int(1 / self.inner_share)}, the inner_shares of "
+                f"{self.inner_share:g} that a unit has, but is {self.inner_fold}"
+            )
+        if self.inner_fold and not self.inner_share:
+            raise UsageError("inner_fold needs --inner-share")
         if self.divides and self.mode == "none" and not self.inner_share:
             raise UsageError("gauc and slices need --eval sidecar or inline, or --inner-share")
         self.check_metric(self.metric)

@@ -23,7 +23,8 @@ class LedgerOptions:
     """Says how a split is divided into units, and in which order they are visited.
 
     Attributes:
-      inner_share: of each unit, the share of its rows, at its end, that is left out.
+      inner_share: of each unit, the share of its rows that is left out.
+      inner_fold: which share: 0 is at the unit's end, 1 is before it.
       inner: these rows are the units instead.
     """
 
@@ -34,6 +35,7 @@ class LedgerOptions:
     seed: int = 0
     # Not in repr: the fingerprints of runs without inner rows are hashes of it.
     inner_share: float = dataclasses.field(default=0.0, repr=False)
+    inner_fold: int = dataclasses.field(default=0, repr=False)
     inner: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +54,7 @@ class LedgerOptions:
             shuffle=config.shuffle,
             seed=config.seed,
             inner_share=config.evaluation.inner_share,
+            inner_fold=config.evaluation.inner_fold,
             inner=inner,
         )
 
@@ -59,13 +62,15 @@ class LedgerOptions:
         """Counts the steps of a unit; the last one may have fewer rows."""
         return -(-rows // self.batch_rows)
 
-    def chosen(self, whole: Range) -> Range:
-        """Gives what a unit has of a range of rows."""
+    def chosen(self, whole: Range) -> list[Range]:
+        """Gives what units have of a range of rows: two parts if it is left out between them."""
         path, first, rows = whole
         left_out = int(rows * self.inner_share)
+        after = left_out * self.inner_fold
+        before = rows - after - left_out
         if self.inner:
-            return path, first + rows - left_out, left_out
-        return path, first, rows - left_out
+            return [(path, first + before, left_out)]
+        return [(path, first, before), (path, first + rows - after, after)]
 
 
 class Division:
@@ -83,6 +88,7 @@ class Division:
         self.options = options
         self.ranges = split_into_ranges(dataset, options)
         inner = f" inner_share={options.inner_share}" if options.inner_share else ""
+        inner += f" inner_fold={options.inner_fold}" if options.inner_fold else ""
         self.fingerprint = _hash(repr(options) + inner, dataset, options.split)
         self.made_of = _made_of(dataset, options, self.rows_per_epoch)
         self._epoch = -1
@@ -130,7 +136,7 @@ def split_into_ranges(dataset: Dataset, options: LedgerOptions) -> list[Range]:
             if group is None or pending + group > options.unit_rows:
                 for start in range(0, pending, options.unit_rows):
                     rows = min(options.unit_rows, pending - start)
-                    ranges.append(options.chosen((path, first + start, rows)))
+                    ranges += options.chosen((path, first + start, rows))
                 first += pending
                 pending = 0
             pending += group or 0
@@ -154,6 +160,7 @@ def _made_of(dataset: Dataset, options: LedgerOptions, rows: int) -> dict[str, A
         "rows": rows,
         "files": len(files),
         **({"inner_share": options.inner_share} if options.inner_share else {}),
+        **({"inner_fold": options.inner_fold} if options.inner_fold else {}),
     }
 
 
@@ -175,6 +182,7 @@ def options_of(made: Mapping[str, Any], split: str) -> LedgerOptions:
         shuffle=made["shuffle"],
         seed=made["seed"],
         inner_share=made.get("inner_share", 0.0),
+        inner_fold=made.get("inner_fold", 0),
     )
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from embedps.engine.click_model import ClickModel
 from embedps.layers.embeddings import Embeddings
 
-from .parts import filled_numerics, pairwise_sum, stacked
+from .parts import Numerics, pairwise_sum, stacked
 
 
 class Linear(tf.keras.layers.Layer):
@@ -41,29 +41,31 @@ class Linear(tf.keras.layers.Layer):
 class LogisticRegression(ClickModel):
     """Predicts a click from a weight per id and per number."""
 
-    def __init__(self, embeddings: Embeddings, *, label: str) -> None:
-        """Takes the layer that looks up the weights, of dim 1, and the label's column."""
+    def __init__(self, embeddings: Embeddings, *, label: str, numerics: Numerics) -> None:
+        """Takes the layer that looks up the weights, of dim 1, and that which encodes numbers."""
         super().__init__(label=label)
         self.embeddings = embeddings
+        self.numerics = numerics
         self.linear = Linear()
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
         """Computes the logits of a batch, float32 [batch]."""
         weights = tf.concat(list(self.embeddings(features).values()), axis=1)
-        return self.linear((weights, filled_numerics(features)))
+        return self.linear((weights, self.numerics(features)))
 
 
 class FactorizationMachine(ClickModel):
     """Adds the dot products of all pairs of ids' vectors to a linear model."""
 
-    def __init__(self, embeddings: Embeddings, *, label: str) -> None:
-        """Takes the layer that looks up a weight and a vector per id, and the label's column."""
+    def __init__(self, embeddings: Embeddings, *, label: str, numerics: Numerics) -> None:
+        """Takes the layers that look up a weight and a vector per id, and encode numbers."""
         super().__init__(label=label)
         self.embeddings = embeddings
+        self.numerics = numerics
         self.linear = Linear()
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
         """Computes the logits of a batch, float32 [batch]."""
         rows = stacked(self.embeddings(features))
-        linear = self.linear((rows[:, :, 0], filled_numerics(features)))
+        linear = self.linear((rows[:, :, 0], self.numerics(features)))
         return linear + pairwise_sum(rows[:, :, 1:])

@@ -64,7 +64,9 @@ def _check_division(ledger: Mapping[str, Any], path: Path) -> None:
         fits = isinstance(made, Mapping) and all(map(is_count, map(made.get, _MADE_OF)))
         fits = fits and 1 <= made["batch_size"] <= made["unit_rows"]
         share = made.get("inner_share", 0.0) if fits else None
-        fits = isinstance(share, float) and 0 <= share < 1
+        fold = made.get("inner_fold", 0) if fits else 0
+        fits = isinstance(share, float) and 0 <= share < 1 and is_count(fold)
+        fits = fits and isinstance(share, float) and (fold + 1) * share <= 1
         _check(path, ledger, "made_of", "the options that make units", fits)
     if "end_step" in ledger:
         fits = is_count(ledger["end_step"]) and ledger["end_step"] < _MAX_STEPS

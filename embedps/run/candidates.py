@@ -1,0 +1,195 @@
+"""The candidates of `embedps tune`: models with options, and the neighbors of one.
+
+A candidate is a model and options over a base. It is made of flags, so that `embedps train` can
+train it too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from embedps.config_fields import options_of, values_of
+from embedps.console.flags import flag_name
+from embedps.data.dataset import Dataset
+from embedps.run.config import TrainConfig
+from embedps.run.model_module import find_model
+from embedps.run.presets import OF_MODELS, PRESETS, WATCHING
+from embedps.run.run_config import RunConfig
+
+MODELS = ("wide_deep", "logistic_regression", "dcn_v2", "deepfm", "dlrm", "fm")
+"""Those of the zoo that score clicks by any columns, in the order in which they are tried."""
+
+FEW_ROWS = 200_000
+"""From so many rows on, batches are larger."""
+
+_MAX_CROSSES = 10
+_ADAGRAD = {"sparse_optimizer": "rowwise_adagrad", "sparse_learning_rate": 0.05}
+_WIDE = {"deep_mlp": (256, 128), "top_mlp": (256, 128), "bottom_mlp": (256, 64)}
+_NARROW = {name: PRESETS["small"][name] for name in _WIDE}
+_LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("wide_deep", {}),
+    ("logistic_regression", {}),
+    ("dcn_v2", {**_ADAGRAD, "dropout": 0.3}),
+    ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3}),
+    ("deepfm", {}),
+    ("dlrm", {**_ADAGRAD, "sparse_learning_rate": 0.02}),
+    ("fm", {}),
+    ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
+    ("deepfm", {**_ADAGRAD, "embedding_dim": 16}),
+    ("wide_deep", {"cross": None}),
+    ("dcn_v2", {}),
+    ("wide_deep", {"min_count": 5, "sparse_learning_rate": 0.3}),
+    ("dcn_v2", {**_ADAGRAD, **_WIDE, "dropout": 0.1, "embedding_dim": 16}),
+    ("logistic_regression", {"cross": None}),
+    ("wide_deep", {"embedding_dim": 4, "dense_learning_rate": 0.003}),
+    ("fm", {**_ADAGRAD, "embedding_dim": 16}),
+)
+"""What is tried first; `cross` None stands for pairs of the dataset's columns."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A model and its options.
+
+    Attributes:
+      model: of the zoo.
+      options: of the run and of the model, by name, where they differ from the base.
+    """
+
+    model: str
+    options: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Tells candidates apart."""
+        return json.dumps([self.model, dict(sorted(self.options.items()))])
+
+    def run(self, base: Mapping[str, Any]) -> RunConfig:
+        """Makes the configs of a run.
+
+        Args:
+          base: values of options, which the candidate's replace.
+        """
+        module = find_model(self.model)
+        values = {**base, **of_model(self.model), **self.options}
+        made = []
+        for kind in (TrainConfig, module.Config):
+            names = {option.name for option in options_of(kind)}
+            made.append({name: value for name, value in values.items() if name in names})
+        config = TrainConfig.from_options(**made[0], model=self.model)
+        return RunConfig(config=config, model_config=module.Config(**made[1]))
+
+    def with_known(self, options: Mapping[str, Any]) -> Candidate:
+        """Gives the same model with those of other options that it or a run has."""
+        kinds = (TrainConfig, find_model(self.model).Config)
+        known = {option.name for kind in kinds for option in options_of(kind)}
+        return Candidate(model=self.model, options={k: v for k, v in options.items() if k in known})
+
+    def flags(self) -> str:
+        """Gives the options as flags."""
+        shown = [f"--model {self.model}"]
+        for name, value in self.options.items():
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
+            shown.append(f"{flag_name(name)} {text}")
+        return " ".join(shown)
+
+
+def of_model(model: str) -> Mapping[str, Any]:
+    """Gives the preset's options of a model that differ from those of the others."""
+    return OF_MODELS.get(model, {})
+
+
+def base_options(dataset: Dataset) -> dict[str, Any]:
+    """Gives the options that all candidates begin with: the preset's without its watch."""
+    values = {k: v for k, v in PRESETS["small"].items() if k not in (*WATCHING, "keep_best")}
+    if dataset.split("train").rows >= FEW_ROWS:
+        values |= {"batch_size": 1024, "unit_rows": 32768, "epochs": 8}
+    return values
+
+
+def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]:
+    """Lists the candidates to begin with.
+
+    Args:
+      dataset: its columns tell which there are.
+      models: those to try.
+    """
+    crosses = _crosses(dataset)
+    found = []
+    for model, options in _LISTED:
+        if model not in models or ("cross" in options and not crosses):
+            continue
+        chosen = {**options, **({"cross": crosses} if "cross" in options else {})}
+        found.append(_made(model, chosen, dataset))
+    return list({candidate.key: candidate for candidate in found}.values())
+
+
+def neighbors(candidate: Candidate, base: Mapping[str, Any], dataset: Dataset) -> list[Candidate]:
+    """Lists candidates that differ from one in one way, those that often matter first.
+
+    Args:
+      candidate: whose epochs are set.
+      base: as `Candidate.run` takes it.
+      dataset: what it is of.
+    """
+    run = candidate.run(base)
+    now = {**values_of(run.config), **values_of(run.model_config)}
+    found = [
+        _made(candidate.model, {**candidate.options, **change}, dataset)
+        for change in _changes(candidate.model, now, dataset)
+    ]
+    return list({each.key: each for each in found if each.key != candidate.key}.values())
+
+
+def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[Mapping[str, Any]]:
+    """Gives the changes of a candidate with these values of all its options."""
+    sparse, dense = now["sparse_learning_rate"], now["dense_learning_rate"]
+    preset = {**PRESETS["small"], **of_model(model)}
+    sgd = {name: preset[name] for name in ("sparse_optimizer", "sparse_learning_rate")}
+    epochs = int(now["epochs"])
+    is_wide = now.get("deep_mlp", now.get("top_mlp")) == _WIDE["deep_mlp"]
+    yield {"sparse_learning_rate": _round(sparse / 3)}
+    yield {"sparse_learning_rate": _round(sparse * 3)}
+    yield {"epochs": epochs + max(1, epochs // 2)}
+    yield {"epochs": max(1, epochs * 2 // 3)}
+    yield {"dense_learning_rate": _round(dense * 3)}
+    yield _NARROW if is_wide else _WIDE
+    yield {"dropout": 0.2 if now.get("dropout", 0) >= 0.4 else 0.5}
+    yield {"embedding_dim": 2 * now.get("embedding_dim", 8)}
+    yield {"min_count": 3 if now["min_count"] == 1 else 1}
+    yield _ADAGRAD if now["sparse_optimizer"] == "sgd" else sgd
+    yield {"dense_learning_rate": _round(dense / 3)}
+    yield {"embedding_dim": max(1, now.get("embedding_dim", 8) // 2)}
+    if dataset.numeric:
+        yield {"numeric_bins": 48 if now.get("numeric_bins", 0) < 48 else 16}
+        yield {"numeric_waves": 0 if now.get("numeric_waves", 0) else 8}
+    if crosses := _crosses(dataset):
+        yield {"cross": () if now.get("cross") else crosses}
+    yield {"row_weight_decay": 0.0 if now.get("row_weight_decay") else 0.01}
+
+
+def _made(model: str, options: Mapping[str, Any], dataset: Dataset) -> Candidate:
+    """Makes a candidate of those options that the model and the dataset have a use for."""
+    unused = () if dataset.numeric else ("numeric_bins", "numeric_waves", "bottom_mlp")
+    used = {name: value for name, value in options.items() if name not in unused}
+    return Candidate(model=model, options={}).with_known(used)
+
+
+def _crosses(dataset: Dataset) -> tuple[str, ...]:
+    """Names pairs of columns of single ids that have few combinations for the rows."""
+    single = [c for c in dataset.categorical if not c.ragged and c.cardinality > 1]
+    pairs = sorted(
+        itertools.combinations(single, 2),
+        key=lambda pair: pair[0].cardinality * pair[1].cardinality,
+    )
+    most = dataset.split("train").rows
+    few = [(a, b) for a, b in pairs if a.cardinality * b.cardinality <= most]
+    return tuple(f"{a.name}+{b.name}" for a, b in few[:_MAX_CROSSES])
+
+
+def _round(rate: float) -> float:
+    return float(f"{rate:.2g}")

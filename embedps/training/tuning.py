@@ -1,0 +1,415 @@
+"""The search of `embedps tune`: candidates are scored on inner rows, the best is trained on all.
+
+The order of what is tried follows from the scores so far, so a search that goes on after a kill
+does what it would have done. MODEL_DIR/tuning.json has each run once it is done.
+
+1. Each of the first candidates trains for the preset's epochs, one inner share held out, and stops
+   early. Its best epoch tells how many epochs suit it.
+2. The best of them, with that number of epochs, are scored on all inner shares in turn.
+3. Neighbors of the best, which differ in one way, are scored on the first share; those that beat
+   it there on the others too. This goes on from the new best, until none is better.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import math
+import shutil
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.console.lines import say
+from embedps.data.dataset import Dataset
+from embedps.engine.unit_functions import explain
+from embedps.errors import CheckpointError, DatasetError, EmbedpsError, TrainingError, UsageError
+from embedps.run.candidates import Candidate, neighbors, of_model
+from embedps.run.evaluation_config import INNER
+from embedps.run.run_config import RunConfig
+from embedps.run.summary import read_json, write_json
+from embedps.score_names import merit, no_score
+from embedps.training.callbacks import Callback, RunControl
+from embedps.training.fit_result import Scores
+from embedps.training.run_events import UnitEnd
+from embedps.training.trainer import Trainer
+
+FILE_NAME = "tuning.json"
+_RUN_DIR = "tuning"
+_BEST_FIRST = 4
+"""How many of the first candidates are scored on all shares."""
+_MOST_OF_TIME = 0.15
+"""Of all minutes, that a run may take before it is stopped at its last score."""
+_FIRST_SHARE = 0.5
+"""Of the time, after which no more of the first candidates begin."""
+_DEATHS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a search depends on besides its candidates.
+
+    Attributes:
+      model_dir: where tuning.json is.
+      base: options of all runs.
+      folds: how many inner shares are held out in turn.
+      share: of the rows, each of them.
+      metric: the score of the inner rows to go by.
+      secs: the time for all runs, with that of the final one.
+      identity: what must be the same when the search goes on.
+    """
+
+    model_dir: Path
+    base: Mapping[str, Any]
+    folds: int
+    share: float
+    metric: str
+    secs: float
+    identity: Mapping[str, Any]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Tried:
+    """What is known of a candidate.
+
+    Attributes:
+      scores: of the inner shares, in their order; of one if its epochs were not set yet.
+      epochs: that suit it, by its scores.
+      secs: of its runs.
+      problem: why it is left out; empty if it is not.
+      deaths: how often the process ended while it trained.
+    """
+
+    scores: list[float] = dataclasses.field(default_factory=list)
+    epochs: int = 0
+    secs: float = 0.0
+    problem: str = ""
+    deaths: int = 0
+
+    @property
+    def mean(self) -> float:
+        """The mean score."""
+        return sum(self.scores) / len(self.scores)
+
+
+class Interrupted(EmbedpsError):
+    """A signal ended the search."""
+
+    exit_code = 130
+
+
+class Record:
+    """MODEL_DIR/tuning.json: what was tried, committed after each run."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Reads what earlier processes left.
+
+        Raises:
+          UsageError: the file is of another search, or damaged.
+        """
+        self.path = settings.model_dir / FILE_NAME
+        self._identity = json.loads(json.dumps(settings.identity))
+        self.tried: dict[str, Tried] = {}
+        self.chosen: dict[str, Any] = {}
+        self._running = ""
+        if not self.path.exists():
+            return
+        found = read_json(self.path)
+        for name, value in self._identity.items():
+            if name not in found:
+                raise UsageError(f"{self.path} is not what embedps tune writes: remove it")
+            if found[name] != value:
+                raise UsageError(
+                    f"{self.path}: {name} is {value} now but was {found[name]} when the search "
+                    "began: give the same, or another --model-dir"
+                )
+        try:
+            self.tried = {key: Tried(**each) for key, each in found["tried"].items()}
+            self.chosen = dict(found["chosen"])
+            running = str(found["running"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UsageError(f"{self.path} is damaged ({error!r}): remove it") from error
+        if running:
+            died = self.of(running)
+            died.deaths += 1
+            if died.deaths >= _DEATHS:
+                died.problem = f"the process ended {died.deaths} times while it trained"
+            self.save()
+
+    @property
+    def secs(self) -> float:
+        """The time of all runs."""
+        return sum(each.secs for each in self.tried.values())
+
+    def of(self, key: str) -> Tried:
+        """Gives what is known of a candidate."""
+        return self.tried.setdefault(key, Tried())
+
+    def save(self, running: str = "") -> None:
+        """Commits the file; `running` is the candidate that begins to train now."""
+        tried = {key: dataclasses.asdict(each) for key, each in self.tried.items()}
+        content = {"running": running, "chosen": self.chosen, "tried": tried}
+        write_json(self.path, {**self._identity, **content})
+
+
+class Search:
+    """Tries candidates until the time is over or nothing better is near."""
+
+    def __init__(self, settings: Settings, dataset: Dataset, first: Sequence[Candidate]) -> None:
+        self._settings, self._dataset, self._first = settings, dataset, first
+        self._record = Record(settings)
+        self._secs_before = self._record.secs
+        self._candidates: dict[str, Candidate] = {}
+        self.is_complete = False
+
+    @property
+    def record(self) -> Record:
+        """What was tried."""
+        return self._record
+
+    def run(self) -> None:
+        """Tries candidates.
+
+        Raises:
+          Interrupted: a signal came.
+          DatasetError: a file cannot be read.
+          CheckpointError: the model directory cannot be written.
+          UsageError: there is no such score, or no candidate can be trained.
+        """
+        for candidate, fold in self._order():
+            if not self._has_time(candidate):
+                return
+            self._try(candidate, fold)
+        self.is_complete = True
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate to train on all rows, once `choose` has chosen it."""
+        found = self._record.chosen
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in found["options"].items()}
+        return Candidate(model=found["model"], options=options)
+
+    def choose(self) -> None:
+        """Chooses the candidate to train on all rows: of those with most scores, the best.
+
+        Raises:
+          UsageError: no candidate has a score.
+        """
+        there = [(self._candidates[k], t) for k, t in self._record.tried.items() if t.scores]
+        there = [(c, t) for c, t in there if not t.problem]
+        if not there:
+            why = next((t.problem for t in self._record.tried.values() if t.problem), "")
+            raise UsageError(
+                f"no candidate has a score{': ' if why else ''}{why}: give more --minutes"
+            )
+        candidate, tried = max(there, key=lambda pair: self._rank(*pair))
+        if "epochs" not in candidate.options:
+            candidate = with_epochs(candidate, tried.epochs)
+        first = self._known(self._first[0])
+        self._record.chosen = {
+            **dataclasses.asdict(candidate),
+            "score": tried.mean,
+            "shares": len(tried.scores),
+            "on_first_share": [t.scores[0] for t in (tried, first) if t and t.scores],
+            "is_complete": self.is_complete,
+        }
+        self._record.save()
+
+    def reason(self) -> str:
+        """Says in one line what was chosen, and why."""
+        found, record, metric = self._record.chosen, self._record, self._settings.metric
+        end = "nothing nearby is better" if found["is_complete"] else "the time was over"
+        runs = sum(len(each.scores) for each in record.tried.values())
+        mine, *preset = (f"{score:.5f}" for score in found["on_first_share"])
+        against = f" ({mine} on the first, {preset[0]} with --preset small alone)" if preset else ""
+        return (
+            f"chosen for the best {metric}, {found['score']:.5f} on {found['shares']} of "
+            f"{self._settings.folds} inner shares{against}, of {len(record.tried)} candidates in "
+            f"{runs} runs of {record.secs / 60:.1f} minutes; {end}: {self.chosen.flags()}; now it "
+            "is trained on all rows"
+        )
+
+    def command(self, candidate: Candidate) -> str:
+        """Gives all options of a candidate as flags."""
+        kept = {k: v for k, v in self._settings.base.items() if k not in ("data", "log_secs")}
+        options = {**kept, **of_model(candidate.model), **candidate.options}
+        return candidate.with_known(options).flags()
+
+    def _rank(self, candidate: Candidate, tried: Tried) -> tuple[int, bool, float]:
+        return len(tried.scores), "epochs" in candidate.options, self._merit(tried.mean)
+
+    def _merit(self, score: float) -> float:
+        return merit(self._settings.metric, score)
+
+    def _order(self) -> Iterator[tuple[Candidate, int]]:
+        """Gives what is to be tried next: a candidate, and the inner share that is held out."""
+        for candidate in self._first:
+            if self._known(candidate) or self._record.secs < _FIRST_SHARE * self._settings.secs:
+                yield from self._missing(candidate, 1)
+        good = [(c, t) for c in self._first if (t := self._known(c)) and t.scores]
+        good.sort(key=lambda pair: -self._merit(pair[1].mean))
+        settled = [with_epochs(c, t.epochs) for c, t in good[:_BEST_FIRST]]
+        for fold in range(self._settings.folds):
+            for candidate in settled:
+                yield from self._missing(candidate, fold + 1)
+        center = self._best_of(settled)
+        while center is not None:
+            center = yield from self._around(center)
+
+    def _around(
+        self, center: Candidate
+    ) -> Generator[tuple[Candidate, int], None, Candidate | None]:
+        """Tries neighbors; returns the one to go on from, or None."""
+        folds, tried = self._settings.folds, [center]
+        for candidate in neighbors(center, self._settings.base, self._dataset):
+            for fold in range(folds):
+                yield from self._missing(candidate, fold + 1)
+                if not self._may_be_better(candidate, center):
+                    break
+            else:
+                tried.append(candidate)
+        best = self._best_of(tried)
+        return None if best is None or best.key == center.key else best
+
+    def _may_be_better(self, candidate: Candidate, center: Candidate) -> bool:
+        """Whether a candidate is better than another on the shares that it was scored on."""
+        mine, other = self._known(candidate), self._known(center)
+        if mine is None or other is None or mine.problem:
+            return False
+        theirs = other.scores[: len(mine.scores)]
+        return self._merit(mine.mean) > self._merit(sum(theirs) / len(theirs))
+
+    def _best_of(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        whole = [(c, t) for c in candidates if (t := self._known(c)) and not t.problem]
+        whole = [(c, t) for c, t in whole if len(t.scores) == self._settings.folds]
+        return max(whole, key=lambda pair: self._merit(pair[1].mean), default=(None,))[0]
+
+    def _known(self, candidate: Candidate) -> Tried | None:
+        return self._record.tried.get(candidate.key)
+
+    def _missing(self, candidate: Candidate, scores: int) -> Iterator[tuple[Candidate, int]]:
+        self._candidates[candidate.key] = candidate
+        tried = self._known(candidate)
+        have = len(tried.scores) if tried else 0
+        if have < scores and not (tried and tried.problem):
+            yield candidate, have
+
+    def _has_time(self, candidate: Candidate) -> bool:
+        """Whether the time suffices for one more run and for the final one after it."""
+        record, known = self._record, self._known(candidate)
+        runs = sum(max(1, len(t.scores)) for t in record.tried.values())
+        usual = record.secs / runs if runs else 0.0
+        of_it = known.secs / len(known.scores) if known and known.scores else usual
+        return record.secs + of_it + self._final_secs() < self._settings.secs
+
+    def _final_secs(self) -> float:
+        scored = [t for t in self._record.tried.values() if t.scores and not t.problem]
+        return max((t.secs / len(t.scores) for t in scored), default=0.0)
+
+    def _try(self, candidate: Candidate, fold: int) -> None:
+        record, settings = self._record, self._settings
+        tried = record.of(candidate.key)
+        record.save(running=candidate.key)
+        began = time.monotonic()
+        limit = settings.secs * _MOST_OF_TIME if record.secs else settings.secs / 2
+        try:
+            score, epochs = self._score(candidate, fold, limit)
+            if score is None or not math.isfinite(score):
+                tried.problem = f"no {settings.metric} of the inner rows within {limit:.0f} s"
+            else:
+                tried.scores.append(score)
+                tried.epochs = tried.epochs or epochs
+        except (DatasetError, CheckpointError, Interrupted, KeyboardInterrupt, UsageError):
+            tried.secs += time.monotonic() - began
+            record.save()
+            raise
+        except (TrainingError, tf.errors.OpError, MemoryError) as error:
+            cause = explain(error) if isinstance(error, tf.errors.OpError) else error
+            tried.problem = " ".join(str(cause).split())[:200] or type(cause).__name__
+        tried.secs += time.monotonic() - began
+        record.save()
+        say(self._line(candidate, tried))
+
+    def _line(self, candidate: Candidate, tried: Tried) -> str:
+        name, secs = self._settings.metric, f"{tried.secs:.1f} s"
+        if tried.problem:
+            return f"left out after {secs}: {tried.problem}: {candidate.flags()}"
+        shares = f"{len(tried.scores)} of {self._settings.folds} inner shares"
+        best = "" if "epochs" in candidate.options else f", suits {tried.epochs} epochs"
+        return f"{name} {tried.mean:.5f} on {shares}, {secs}{best}: {candidate.flags()}"
+
+    def _score(self, candidate: Candidate, fold: int, limit: float) -> tuple[float | None, int]:
+        """Trains a candidate and scores it on an inner share.
+
+        Returns:
+          The score, and the epochs that suit it.
+        """
+        settings, is_settled = self._settings, "epochs" in candidate.options
+        directory = settings.model_dir / _RUN_DIR
+        shutil.rmtree(directory, ignore_errors=True)
+        share = {"inner_share": settings.share, "inner_fold": fold}
+        watch = {} if is_settled else {"stop_patience": 2, "metric": settings.metric}
+        base = {**settings.base, **share, **watch, "eval": "none", "model_dir": str(directory)}
+        run = candidate.run(base)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                trainer = Trainer(
+                    run.recommender(self._dataset),
+                    self._dataset,
+                    run.config,
+                    callbacks=[_StopAt(time.monotonic() + limit)],
+                )
+                result = trainer.fit()
+            if trainer.told_to_end:
+                raise Interrupted("interrupted: run the same command again to go on")
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        return self._read(result.scores, run, is_whole=result.units.done == result.units.total)
+
+    def _read(self, scores: Scores, run: RunConfig, *, is_whole: bool) -> tuple[float | None, int]:
+        metric = self._settings.metric
+        if not scores:
+            return None, 0
+        if metric not in scores[-1].values:
+            known = [name for name in scores[-1].values if name.startswith(INNER)]
+            raise no_score(metric, known)
+        best = scores.best(metric)
+        if best is None:
+            return None, 0
+        at = scores.index(best) + 1
+        # A rate that falls to 0 over `few` epochs sums up to what it does by then over all.
+        every = run.config.epochs
+        few = max(1, round(2 * at - at * at / every))
+        of_end = (
+            scores[-1].get(metric) if is_whole and not run.config.evaluation.stop_patience else None
+        )
+        return best.get(metric) if of_end is None else of_end, few
+
+
+class _StopAt(Callback):
+    """Stops a run once its time is over."""
+
+    def __init__(self, when: float) -> None:
+        self._when = when
+
+    def on_unit_end(self, run: RunControl, event: UnitEnd) -> None:
+        """Stops it if the time is over."""
+        if time.monotonic() > self._when:
+            run.stop("its time is over")
+
+
+def with_epochs(candidate: Candidate, epochs: int) -> Candidate:
+    """Gives a candidate a number of epochs."""
+    return dataclasses.replace(candidate, options={**candidate.options, "epochs": epochs})
+
+
+def final_run(candidate: Candidate, settings: Settings, dataset: Dataset) -> RunConfig:
+    """Gives the run of a candidate on all rows."""
+    split = dataset.splits.get("eval")
+    mode = "inline" if split is not None and split.rows else "none"
+    return candidate.run({**settings.base, "eval": mode, "model_dir": str(settings.model_dir)})

@@ -87,12 +87,12 @@ def tune(config: TuneConfig) -> None:
     Raises:
       UsageError: the dataset cannot be tuned on, or the model directory is of something else.
       DatasetError: a file of it cannot be read.
-      Interrupted: a signal came.
+      EndedByUserError: a signal came.
     """
     if read_tf_config() is not None:
         raise UsageError(
-            "embedps tune trains in one process, and TF_CONFIG names a cluster: unset it, and train "
-            "the flags that it finds on the cluster"
+            "embedps tune trains in one process, and TF_CONFIG names a cluster: unset it, and "
+            "train on the cluster with the flags that it finds"
         )
     dataset = Dataset.open(config.data)
     folds = _FOLDS_OF_FEW if dataset.split("train").rows < _FEW_ROWS else _FOLDS

@@ -97,7 +97,7 @@ class Tried:
         return sum(self.scores) / len(self.scores)
 
 
-class Interrupted(EmbedpsError):
+class EndedByUserError(EmbedpsError):
     """A signal ended the search."""
 
     exit_code = 130
@@ -176,7 +176,7 @@ class Search:
         """Tries candidates.
 
         Raises:
-          Interrupted: a signal came.
+          EndedByUserError: a signal came.
           DatasetError: a file cannot be read.
           CheckpointError: the model directory cannot be written.
           UsageError: there is no such score, or no candidate can be trained.
@@ -324,7 +324,13 @@ class Search:
             else:
                 tried.scores.append(score)
                 tried.epochs = tried.epochs or epochs
-        except (DatasetError, CheckpointError, Interrupted, KeyboardInterrupt, UsageError):
+        except (
+            DatasetError,
+            CheckpointError,
+            EndedByUserError,
+            KeyboardInterrupt,
+            UsageError,
+        ):
             tried.secs += time.monotonic() - began
             record.save()
             raise
@@ -366,7 +372,7 @@ class Search:
                 )
                 result = trainer.fit()
             if trainer.told_to_end:
-                raise Interrupted("interrupted: run the same command again to go on")
+                raise EndedByUserError("interrupted: run the same command again to go on")
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         return self._read(result.scores, run, is_whole=result.units.done == result.units.total)

@@ -48,7 +48,9 @@ def _coupons(rng: np.random.Generator) -> dict[str, Array]:
     """Few strong categories, which act in pairs."""
     rows, sizes = 12_000, (3, 3, 2, 3, 5, 5, 2, 2, 8, 5, 2, 6, 25, 9, 5, 5, 5, 5, 5, 2)
     ids = {f"c{i}": rng.integers(0, size, rows) for i, size in enumerate(sizes)}
-    logit = sum(rng.normal(0, 0.35, size)[ids[f"c{i}"]] for i, size in enumerate(sizes))
+    logit = np.zeros(rows)
+    for i, size in enumerate(sizes):
+        logit += rng.normal(0, 0.35, size)[ids[f"c{i}"]]
     for a, b in ((4, 5), (4, 3), (1, 5), (5, 13), (0, 4), (12, 4)):
         logit += rng.normal(0, 0.9, [sizes[a], sizes[b]])[ids[f"c{a}"], ids[f"c{b}"]]
     return {**ids, "clicked": _clicks(rng, logit, 0.57)}

@@ -49,6 +49,9 @@ class Config(Options):
 
     samples: str = option(dataclasses.MISSING, "the folder of the real samples", metavar=DIR)
     only: tuple[str, ...] = option(NAMES, "the others keep their results", some_of=NAMES)
+    methods: tuple[str, ...] = option(
+        METHODS, "the others keep their results", some_of=METHODS, several=True
+    )
     minutes: float = option(2.0, "of each search", above=0)
     max_secs: float = option(0.0, "begin no measurement later; 0 is no limit", least=0)
 
@@ -58,7 +61,7 @@ def measure(config: Config, run: Run) -> Content:
     began, content = time.monotonic(), {"datasets": run.earlier().get("datasets", {})}
     for name in config.only:
         scores = content["datasets"].setdefault(name, {"scores": {}})["scores"]
-        todo = [method for method in METHODS if method not in scores and _is_there(method)]
+        todo = [method for method in config.methods if method not in scores and _is_there(method)]
         if not todo:
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -95,6 +98,7 @@ def make(name: str, samples: Path, folder: Path) -> Dataset:
 def _score(method: str, dataset: Dataset, model_dir: Path, config: Config) -> dict[str, Any]:
     """Gives a method's AUC and log loss on the eval split, and its seconds."""
     began = time.monotonic()
+    found: dict[str, Any]
     if method == LR:
         found = _of_arrays(dataset, _logistic)
     elif method == TREES:
@@ -110,8 +114,7 @@ def _score(method: str, dataset: Dataset, model_dir: Path, config: Config) -> di
         scored = read_json(model_dir / "summary.json")["evaluation"]
         found = {name: scored[name] for name in ("auc", "logloss")}
         if method == TUNED:
-            chosen = read_json(model_dir / "tuning.json")["chosen"]
-            found["chosen"] = {name: chosen[name] for name in ("model", "options")}
+            found["chosen"] = read_json(model_dir / "tuning.json")["chosen"]
         shutil.rmtree(model_dir)
     return {**found, "secs": round(time.monotonic() - began, 1)}
 

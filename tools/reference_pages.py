@@ -40,6 +40,7 @@ _OF_ALL = ("help", "help_all", "config")
 _COMMANDS = (
     "embedps.train",
     "embedps.plan",
+    "embedps.tune",
     "embedps.scale",
     "embedps.evaluate",
     "embedps.compare",

@@ -45,7 +45,9 @@ class Rows:
 
     def logits(self, weights: Array, rows: Array) -> Array:
         """Computes logits, float64 [rows]."""
-        return self.dense[rows] @ weights[self._hashed :] + weights[self.hashed[rows]].sum(1)
+        logits: Array = self.dense[rows] @ weights[self._hashed :]
+        logits += weights[self.hashed[rows]].sum(1)
+        return logits
 
     def fit(self, labels: Array, rows: Array, strength: float) -> Array:
         """Minimizes the penalized log loss by L-BFGS; gives weights, float64 [columns]."""

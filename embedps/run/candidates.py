@@ -65,8 +65,15 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """Tells candidates apart."""
+        """Tells candidates apart; `of_key` makes the candidate of it."""
         return json.dumps([self.model, dict(sorted(self.options.items()))])
+
+    @classmethod
+    def of_key(cls, key: str) -> Candidate:
+        """Makes a candidate of its key."""
+        model, options = json.loads(key)
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+        return cls(model=model, options=values)
 
     def run(self, base: Mapping[str, Any]) -> RunConfig:
         """Makes the configs of a run.

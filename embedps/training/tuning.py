@@ -21,6 +21,7 @@ import shutil
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import tensorflow as tf
@@ -41,7 +42,7 @@ from embedps.training.trainer import Trainer
 
 FILE_NAME = "tuning.json"
 _RUN_DIR = "tuning"
-_BEST_FIRST = 4
+_BEST_FIRST = 3
 """How many of the first candidates are scored on all shares."""
 _MOST_OF_TIME = 0.15
 """Of all minutes, that a run may take before it is stopped at its last score."""
@@ -94,7 +95,7 @@ class Tried:
     @property
     def mean(self) -> float:
         """The mean score."""
-        return sum(self.scores) / len(self.scores)
+        return mean(self.scores)
 
 
 class EndedByUserError(EmbedpsError):
@@ -116,7 +117,6 @@ class Record:
         self._identity = json.loads(json.dumps(settings.identity))
         self.tried: dict[str, Tried] = {}
         self.chosen: dict[str, Any] = {}
-        self._running = ""
         if not self.path.exists():
             return
         found = read_json(self.path)
@@ -163,8 +163,6 @@ class Search:
     def __init__(self, settings: Settings, dataset: Dataset, first: Sequence[Candidate]) -> None:
         self._settings, self._dataset, self._first = settings, dataset, first
         self._record = Record(settings)
-        self._secs_before = self._record.secs
-        self._candidates: dict[str, Candidate] = {}
         self.is_complete = False
 
     @property
@@ -190,9 +188,7 @@ class Search:
     @property
     def chosen(self) -> Candidate:
         """The candidate to train on all rows, once `choose` has chosen it."""
-        found = self._record.chosen
-        options = {k: tuple(v) if isinstance(v, list) else v for k, v in found["options"].items()}
-        return Candidate(model=found["model"], options=options)
+        return Candidate.of_key(self._record.chosen["key"])
 
     def choose(self) -> None:
         """Chooses the candidate to train on all rows: of those with most scores, the best.
@@ -200,19 +196,25 @@ class Search:
         Raises:
           UsageError: no candidate has a score.
         """
-        there = [(self._candidates[k], t) for k, t in self._record.tried.items() if t.scores]
-        there = [(c, t) for c, t in there if not t.problem]
+        every = self._record.tried.items()
+        there = [(Candidate.of_key(k), t) for k, t in every if t.scores and not t.problem]
         if not there:
-            why = next((t.problem for t in self._record.tried.values() if t.problem), "")
+            why = next((t.problem for _, t in every if t.problem), "")
             raise UsageError(
                 f"no candidate has a score{': ' if why else ''}{why}: give more --minutes"
             )
-        candidate, tried = max(there, key=lambda pair: self._rank(*pair))
+        # Of those that got as far, by the shares that all of them were scored on.
+        settled = [(c, t) for c, t in there if "epochs" in c.options]
+        there = settled or there
+        most = max(len(t.scores) for _, t in there)
+        there = [(c, t) for c, t in there if len(t.scores) >= max(1, most - 1)]
+        common = min(len(t.scores) for _, t in there)
+        candidate, tried = max(there, key=lambda pair: self._merit(mean(pair[1].scores[:common])))
         if "epochs" not in candidate.options:
             candidate = with_epochs(candidate, tried.epochs)
         first = self._known(self._first[0])
         self._record.chosen = {
-            **dataclasses.asdict(candidate),
+            "key": candidate.key,
             "score": tried.mean,
             "shares": len(tried.scores),
             "on_first_share": [t.scores[0] for t in (tried, first) if t and t.scores],
@@ -240,9 +242,6 @@ class Search:
         options = {**kept, **of_model(candidate.model), **candidate.options}
         return candidate.with_known(options).flags()
 
-    def _rank(self, candidate: Candidate, tried: Tried) -> tuple[int, bool, float]:
-        return len(tried.scores), "epochs" in candidate.options, self._merit(tried.mean)
-
     def _merit(self, score: float) -> float:
         return merit(self._settings.metric, score)
 
@@ -253,7 +252,9 @@ class Search:
                 yield from self._missing(candidate, 1)
         good = [(c, t) for c in self._first if (t := self._known(c)) and t.scores]
         good.sort(key=lambda pair: -self._merit(pair[1].mean))
-        settled = [with_epochs(c, t.epochs) for c, t in good[:_BEST_FIRST]]
+        # The preset is among them: it holds where the shares are too small to tell.
+        good = [*good[:_BEST_FIRST], *(p for p in good[_BEST_FIRST:] if p[0] == self._first[0])]
+        settled = [with_epochs(c, t.epochs) for c, t in good]
         for fold in range(self._settings.folds):
             for candidate in settled:
                 yield from self._missing(candidate, fold + 1)
@@ -281,8 +282,7 @@ class Search:
         mine, other = self._known(candidate), self._known(center)
         if mine is None or other is None or mine.problem:
             return False
-        theirs = other.scores[: len(mine.scores)]
-        return self._merit(mine.mean) > self._merit(sum(theirs) / len(theirs))
+        return self._merit(mine.mean) > self._merit(mean(other.scores[: len(mine.scores)]))
 
     def _best_of(self, candidates: Sequence[Candidate]) -> Candidate | None:
         whole = [(c, t) for c in candidates if (t := self._known(c)) and not t.problem]
@@ -293,7 +293,6 @@ class Search:
         return self._record.tried.get(candidate.key)
 
     def _missing(self, candidate: Candidate, scores: int) -> Iterator[tuple[Candidate, int]]:
-        self._candidates[candidate.key] = candidate
         tried = self._known(candidate)
         have = len(tried.scores) if tried else 0
         if have < scores and not (tried and tried.problem):

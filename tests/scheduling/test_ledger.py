@@ -58,6 +58,26 @@ def test_inner_rows_are_the_end_of_each_unit_and_no_row_is_lost():
         check_ledger({**state, "made_of": {**state["made_of"], "inner_share": 2.0}}, Path("M"))
 
 
+def test_inner_folds_leave_out_each_row_once_and_train_on_all_others():
+    dataset = make_listed([[90, 60], [45]])
+    every, held = sorted(rows_of(take_all(make_ledger(dataset)))), []
+    for fold in range(5):
+        options = {"inner_share": 0.2, "inner_fold": fold}
+        inner = rows_of(take_all(make_ledger(dataset, **options, inner=True)))
+        trained = take_all(make_ledger(dataset, **options))
+        assert sorted(rows_of(trained) + inner) == every
+        assert all(unit.num_rows for unit in trained)
+        held += inner
+    assert sorted(held) == every
+    ledger, other = (make_ledger(dataset, inner_share=0.2, inner_fold=fold) for fold in (1, 2))
+    assert not other.is_of(ledger.state())
+    check_ledger(ledger.state(), Path("M"))
+    for wrong in (5, -1, 0.5):
+        made = {**ledger.state()["made_of"], "inner_fold": wrong}
+        with pytest.raises(CorruptCheckpointError, match="made_of"):
+            check_ledger({**ledger.state(), "made_of": made}, Path("M"))
+
+
 def test_run_that_is_told_to_hold_out_inner_rows_goes_on_from_the_next_epoch():
     ledger, later = make_ledger(epochs=2), make_ledger(epochs=2, inner_share=0.1)
     later.restore(ledger.state())

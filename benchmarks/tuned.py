@@ -164,7 +164,7 @@ def layout(content: Content) -> list[Part]:
         rows = []
         for method in METHODS:
             if (of := found["scores"].get(method)) is None:
-                rows.append([method, "not installed", "", ""])
+                rows += [[method, "not installed", "", ""]] if method == TREES else []
                 continue
             cells = [
                 f"**{of[score]:.4f}**" if of[score] == best[score] else f"{of[score]:.4f}"

@@ -6,8 +6,8 @@ restart. Each worker has one thread for its ops. With its own cores, each worker
 If all workers compete for the cores, the others use the cores of the lost one, so it costs less.
 
 A lost parameter server: trains on a local cluster until its tables hold the given number of rows,
-kills one of two parameter servers, and reads from summary.json how long the first unit took; then
-the same with `--recover-in-place`.
+kills one of two parameter servers at random moments, and reads from summary.json how long each
+phase took until the first unit was done; then the same with `--recover-in-place`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.chaos import pids_writing
 from benchmarks.harness import Benchmark, Content, Options, Run, main
@@ -39,6 +43,8 @@ _PHASES = {
     "served_secs": "from then on until it serves again",
     "restored_secs": "from then on until it has its part of the last checkpoint",
 }
+_DELTA_SECS = 5
+_ALONE = "it cannot be restored alone: "
 _EXAMPLES = re.compile(r"^units .*\) ([\d,]+) examples")
 
 
@@ -112,8 +118,14 @@ def lose_worker(*, num_workers: int, phase_secs: float) -> dict[str, Any]:
     return {name: round(value, 1) for name, value in rates.items()}
 
 
-def lose_parameter_server(*, num_rows: int, in_place: bool) -> dict[str, Any]:
-    """Trains until a checkpoint has `num_rows`, kills a parameter server, waits for a unit."""
+def lose_parameter_servers(
+    *, num_rows: int, in_place: bool, kills: int, seed: int = 0
+) -> dict[str, Any]:
+    """Trains until a checkpoint has `num_rows`, then kills one of two servers, again and again.
+
+    Each kill comes at a random moment after the first checkpoint since the recovery before.
+    """
+    rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         data, model_dir = Path(folder) / "data", Path(folder) / "model"
         write_dataset(data, train=[num_rows // 4] * 4, evaluation=[1000])
@@ -121,40 +133,76 @@ def lose_parameter_server(*, num_rows: int, in_place: bool) -> dict[str, Any]:
             [
                 *(sys.executable, "-m", "embedps.train", "--model=benchmarks.row_visits"),
                 *(f"--data={data}", f"--model-dir={model_dir}", "--num-ps=2", "--num-workers=2"),
-                *("--epochs=100", "--batch-size=2048", "--row-dim=16", "--eval=none"),
-                *("--delta-secs=5", "--log-secs=1"),
+                *("--epochs=100000", "--batch-size=2048", "--row-dim=16", "--eval=none"),
+                *(f"--delta-secs={_DELTA_SECS}", "--log-secs=1"),
                 *(["--recover-in-place"] if in_place else []),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
+        lines: list[str] = []
+        killed_at: list[float] = []
         try:
-            killed, lines = False, []
-            for line in client.stdout or ():
-                lines.append(line)
-                last = CheckpointDirectory(model_dir).latest() if not killed else None
-                if last is not None and last.progress["examples"] >= num_rows:
-                    (pid,) = pids_writing(f"{model_dir}/logs/ps-1.log")
-                    os.kill(pid, signal.SIGKILL)
-                    killed, killed_at = True, time.time()
-                if line.startswith("recovered: "):
-                    break
-            else:
-                raise EmbedpsError(f"the client ended: {''.join(lines[-5:])}")
+            while len(killed_at) < kills:
+                _await_checkpoint(client, model_dir, lines, num_rows, after=killed_at[-1:])
+                time.sleep(rng.uniform(0.0, _DELTA_SECS))  # during a save, or between two
+                (pid,) = pids_writing(f"{model_dir}/logs/ps-{rng.randrange(2)}.log")
+                os.kill(pid, signal.SIGKILL)
+                killed_at.append(time.time())
+                while not _next_line(client, lines).startswith("recovered: "):
+                    pass
             client.send_signal(signal.SIGTERM)
             client.communicate(timeout=120)
             summary = read_json(model_dir / "summary.json")
         finally:
             client.kill()
             client.wait()
-    (recovery,) = summary["recoveries"]
+    recoveries = summary["recoveries"]
+    if len(recoveries) != kills:
+        raise EmbedpsError(f"{kills} servers were killed, and {len(recoveries)} losses recorded")
+    each = [_phases(*lost) for lost in zip(killed_at, recoveries, strict=True)]
+    keys = dict.fromkeys(key for phases in each for key in phases)
     return {
         "rows": sum(summary["tables"].values()),
+        "restarts": sum(not recovery["in_place"] for recovery in recoveries),
+        "why_restarted": [line.partition(_ALONE)[2].strip() for line in lines if _ALONE in line],
+        "kills": each,
+        **{key: statistics.median(k[key] for k in each if key in k) for key in keys},
+    }
+
+
+def _next_line(client: subprocess.Popen[str], lines: list[str]) -> str:
+    line = client.stdout.readline() if client.stdout else ""
+    if not line:
+        raise EmbedpsError(f"the client ended: {''.join(lines[-5:])}")
+    lines.append(line)
+    return line
+
+
+def _await_checkpoint(
+    client: subprocess.Popen[str],
+    model_dir: Path,
+    lines: list[str],
+    num_rows: int,
+    after: Sequence[float],
+) -> None:
+    """Waits until a checkpoint has so many rows, and is later than a moment."""
+    while True:
+        _next_line(client, lines)  # one a second
+        last = CheckpointDirectory(model_dir).latest()
+        if last is None or last.progress["examples"] < num_rows:
+            continue
+        if all(last.wall_time > moment for moment in after):
+            return
+
+
+def _phases(killed_at: float, recovery: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "secs_until_noticed": round(recovery["noticed_at"] - killed_at, 2),
         "secs_until_first_unit": recovery["secs"],
         **{key: recovery[key] for key in ("units", "steps", "examples")},
-        **{key: recovery[key] for key in ("served_secs", "restored_secs") if key in recovery},
+        **{key: recovery[key] for key in _PHASES if key in recovery},
     }
 
 
@@ -165,12 +213,16 @@ class Config(Options):
     num_workers: int = option(2, "of the run that loses one", least=1)
     phase_secs: float = option(20.0, "with all workers, without one, and with it again", above=0)
     rows: int = option(2_000_000, "of the tables when a parameter server is killed", least=4)
+    kills: int = option(20, "of servers with --recover-in-place", least=1)
+    restart_kills: int = option(3, "of servers without", least=1)
+    seed: int = option(1, "of the moments and of which server", least=0)
 
 
 def measure(config: Config, run: Run) -> Content:
-    """Loses a parameter server, again with --recover-in-place, then a worker of another run."""
-    server = lose_parameter_server(num_rows=config.rows, in_place=False)
-    in_place = lose_parameter_server(num_rows=config.rows, in_place=True)
+    """Loses parameter servers, again with --recover-in-place, then a worker of another run."""
+    what = {"num_rows": config.rows, "seed": config.seed}
+    server = lose_parameter_servers(**what, in_place=False, kills=config.restart_kills)
+    in_place = lose_parameter_servers(**what, in_place=True, kills=config.kills)
     rates = lose_worker(num_workers=config.num_workers, phase_secs=config.phase_secs)
     lost = 1 - rates["one_down"] / ((rates["all"] + rates["back"]) / 2)
     return {
@@ -204,15 +256,23 @@ def layout(content: Content) -> list[Part]:
 
 
 def _of_server(server: Mapping[str, Any]) -> list[list[str]]:
-    noticed = server["secs_until_noticed"]
-    until = noticed + server["secs_until_first_unit"]
+    """Makes the rows of a table; seconds and steps are medians of the kills."""
     became = "trained again" if "served_secs" in server else "lost"
-    return [
-        ["until the first unit is done again", f"{until:.1f} s"],
-        ["until it is noticed", f"{noticed:.1f} s"],
+    rows = [
+        ["until the first unit is done again", f"{_secs(server):.1f} s"],
+        ["until it is noticed", f"{server['secs_until_noticed']:.1f} s"],
         *([text, f"{server[key]:.1f} s"] for key, text in _PHASES.items() if key in server),
-        [f"steps since the last checkpoint, which are {became}", f"{server['steps']:,}"],
+        [f"steps since the last checkpoint, which are {became}", f"{server['steps']:,.0f}"],
     ]
+    if kills := server.get("kills"):
+        p95, most = np.quantile([*map(_secs, kills)], [0.95, 1.0])
+        rows.insert(1, [f"p95, and most, of {len(kills)} kills", f"{p95:.1f} s; {most:.1f} s"])
+        rows.append(["kills after which the client began anew", f"{server['restarts']}"])
+    return rows
+
+
+def _secs(lost: Mapping[str, Any]) -> float:
+    return float(lost["secs_until_noticed"] + lost["secs_until_first_unit"])
 
 
 BENCHMARK = Benchmark(config=Config, measure=measure, layout=layout)

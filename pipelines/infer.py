@@ -19,7 +19,7 @@ from embedps.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InferConfig:
-    """Proposes the schema of a file of CSV, JSON Lines, Parquet or ORC from its first rows.
+    """Proposes the schema of a file of CSV, JSON Lines, Avro, Parquet or ORC from its first rows.
 
     The schema is TOML with a comment for each column: what it holds, why it is declared so, and
     what looks wrong. Check it, then ingest the files: `--schema FILE`.

@@ -1,6 +1,6 @@
 r"""The declared schema of a table: its file format, its columns and the features made of them.
 
-    format = "csv"            # or "jsonl", "parquet", "orc", "tfrecord" (of tf.Example)
+    format = "csv"            # or "jsonl", "parquet", "orc", "avro", "tfrecord" (of tf.Example)
     delimiter = "\t"          # one character, or several such as "::"
     encoding = "utf-8"        # of text files: as Python names it, such as "latin-1"
     header = false            # true: the first line names the columns; "auto": if it does
@@ -50,7 +50,7 @@ SCHEMAS = Path(__file__).parent / "schemas"
 """The folder of the schemas that the package ships."""
 
 TEXT_FORMATS = ("csv", "jsonl")
-FORMATS = (*TEXT_FORMATS, "parquet", "orc", "tfrecord")
+FORMATS = (*TEXT_FORMATS, "parquet", "orc", "tfrecord", "avro")
 _KINDS = {str: "a text", bool: "true or false"}
 _SETTINGS = dict.fromkeys(("name", "format", "delimiter", "quote", "encoding"), str)
 _COLUMN_SETTINGS = {

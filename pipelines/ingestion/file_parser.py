@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from embedps.features.table_schema import TEXT_FORMATS
 
+from .avro_blocks import AvroReader
+from .avro_records import AvroParser
 from .bad_lines import BadLine
 from .columnar_input import read_rows
 from .file_record import FileRecord
@@ -64,6 +66,9 @@ class FileParser:
         if self._table.format == "tfrecord":
             records = RecordReader(stream)
             return self._parse_blocks(stream, records, ExampleParser(self._table, self._task.name))
+        if self._table.format == "avro":
+            blocks = AvroReader(stream, self._task.name)
+            return self._parse_blocks(stream, blocks, AvroParser(self._table, self._task.name))
         if self._table.format in TEXT_FORMATS:
             return self._parse_blocks(stream, *open_lines(stream, self._table, self._task.name))
         return self._parse_columns(stream)

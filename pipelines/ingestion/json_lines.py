@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from embedps.errors import DatasetError
 from embedps.features.decode import decode_column
@@ -22,7 +25,7 @@ from .line_blocks import LineBlock
 from .line_parser import drop_rows
 from .path_columns import given_columns
 
-_NAMED_LINES = 1000  # of a file: their keys are compared with the declared ones
+NAMED_LINES = 1000  # of a file: their keys are compared with the declared ones
 _MOST_NAMES = 100
 _LISTS = ("list", "float_list")
 _NAMES = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
@@ -34,6 +37,7 @@ _ARROW: dict[Any, pa.DataType] = {
     bytes: pa.binary(),
 }
 _ABSENT: Any = object()
+Makers = Mapping[type, Callable[[Sequence[Any]], pa.Array]]
 
 
 class JsonLineParser:
@@ -46,7 +50,7 @@ class JsonLineParser:
     num_header_lines = 0
 
     def __init__(self, table: Table, file_name: str = "") -> None:
-        self._table = table
+        self._table, self._file_name = table, file_name
         self._columns = table.read_columns
         self._keys = {column.name: column.keys for column in self._columns}
         self._declared = {column.keys[0] for column in table.columns}
@@ -77,7 +81,7 @@ class JsonLineParser:
         found: list[Sequence[Any]] = []
         for number, line in enumerate(block.data.split(b"\n")[:-1], block.first_line):
             try:
-                found.append(self._values(line, is_named=number <= _NAMED_LINES))
+                found.append(self._values(line, is_named=number <= NAMED_LINES))
             except ValueError as error:
                 bad.append(BadLine(line=number, reason=str(error), raw=line))
                 continue
@@ -112,6 +116,9 @@ class JsonLineParser:
             raise ValueError(f"must be a JSON object: {what}") from None
         if type(found) is not dict:
             raise ValueError(f"must be a JSON object, got {_shown(found)}")
+        return self._values_of(found, is_named=is_named)
+
+    def _values_of(self, found: dict[str, Any], *, is_named: bool) -> Sequence[Any]:
         if is_named and len(self._others) < _MOST_NAMES and found.keys() - self._declared:
             others = [name for name in found if name not in self._declared]
             self._others |= dict.fromkeys(others[: _MOST_NAMES - len(self._others)])
@@ -148,13 +155,18 @@ def _find(node: Any, keys: Sequence[str], name: str) -> Any:
 
 
 def decode_columns(
-    table: Table, columns: Mapping[str, Sequence[Any]]
+    table: Table,
+    columns: Mapping[str, Sequence[Any]],
+    makers: Mapping[str, Makers] | None = None,
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
     """Decodes the values of each column; returns the rows, and the reason for each bad one."""
+    makers = makers or {}
     reasons: dict[int, str] = {}
     arrays = []
     for column in table.read_columns:
-        array, wrong = decode_values(column, columns[column.name], table.missing)
+        array, wrong = decode_values(
+            column, columns[column.name], table.missing, makers.get(column.name, {})
+        )
         arrays.append(array)
         for row, reason in wrong.items():
             reasons.setdefault(row, f"{column.name} {reason}")
@@ -162,11 +174,15 @@ def decode_columns(
 
 
 def decode_values(
-    column: Column, values: Sequence[Any], missing: tuple[str, ...]
+    column: Column,
+    values: Sequence[Any],
+    missing: tuple[str, ...],
+    makers: Makers = MappingProxyType({}),
 ) -> tuple[pa.Array, dict[int, str]]:
     """Decodes values of JSON to the column's row type: those of each kind by `decode_column`.
 
-    So what a value gives does not depend on the values beside it.
+    So what a value gives does not depend on the values beside it. `makers` make arrays of values
+    of a type that are not what they seem, such as the integers of times.
 
     Returns:
       the decoded values, arbitrary where they are bad, and the reason for each bad row.
@@ -185,23 +201,44 @@ def decode_values(
     else:
         for row, value in enumerate(values):
             rows_of.setdefault(_kind(value), []).append(row)
-    parts: list[pa.Array] = []
-    for kind, rows in rows_of.items():
+
+    def made(kind: Any, rows: list[int]) -> pa.Array:
         mine = values if len(rows) == len(values) else [values[row] for row in rows]
+        return _array(kind, mine, makers)
+
+    groups = [(rows, partial(made, kind, rows)) for kind, rows in rows_of.items()]
+    present = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    return decode_groups(column, groups, present, missing, bad)
+
+
+def decode_groups(
+    column: Column,
+    groups: Sequence[tuple[Sequence[int] | NDArray[np.int64], Callable[[], pa.Array]]],
+    present: NDArray[np.bool_],
+    missing: tuple[str, ...],
+    bad: dict[int, str],
+) -> tuple[pa.Array, dict[int, str]]:
+    """Decodes a column whose rows have values of several kinds, each row in one group.
+
+    Args:
+      groups: rows, and what makes their values.
+      present: which rows have a value.
+      bad: what is known to be bad.
+    """
+    parts: list[pa.Array] = []
+    for rows, make in groups:
         try:
-            array, wrong = decode_column(column, _array(kind, mine), missing)
+            array, wrong = decode_column(column, make(), missing)
         except DatasetError as error:
             array = _blank(column, len(rows))
-            wrong = {
-                at: f"cannot be read: {error}"
-                for at, row in enumerate(rows)
-                if values[row] is not None
-            }
+            reason = f"cannot be read: {error}"
+            wrong = {at: reason for at, row in enumerate(rows) if present[row]}
         parts.append(array)
-        bad = {rows[at]: reason for at, reason in wrong.items()} | bad
+        bad = {int(rows[at]): reason for at, reason in wrong.items()} | bad
     if len(parts) == 1:
         return parts[0], bad
-    places = np.argsort(np.concatenate([np.zeros(0, np.int64), *rows_of.values()]))
+    of_parts = [np.asarray(rows, np.int64) for rows, _ in groups]
+    places = np.argsort(np.concatenate([np.zeros(0, np.int64), *of_parts]))
     return pa.concat_arrays([_blank(column, 0), *parts]).take(pa.array(places)), bad
 
 
@@ -210,7 +247,7 @@ def _only(value: Any, row: int, bad: dict[int, str]) -> Any:
     if type(value) is not list:
         return value
     if len(value) > 1:
-        bad[row] = f"must be one value or a list of one, got a list of {len(value)}"
+        bad[row] = several_reason(len(value))
     return value[0] if value and type(value[0]) is not list else None
 
 
@@ -242,7 +279,12 @@ def _kind(value: Any) -> Any:
     return list, dict if types & {dict, list} else None
 
 
-def _array(kind: Any, values: Sequence[Any]) -> pa.Array:
+def several_reason(count: int) -> str:
+    """Says why a list is not one value."""
+    return f"must be one value or a list of one, got a list of {count}"
+
+
+def _array(kind: Any, values: Sequence[Any], makers: Makers) -> pa.Array:
     """Makes an array of values of one kind; raises DatasetError if no column holds such."""
     of, element = kind if isinstance(kind, tuple) else (None, kind)
     if element in (dict, list):
@@ -252,7 +294,8 @@ def _array(kind: Any, values: Sequence[Any]) -> pa.Array:
         )
     flat: Sequence[Any] = [*chain.from_iterable(each or () for each in values)] if of else values
     try:
-        array = pa.array(flat, _ARROW[element])
+        make = makers.get(element)
+        array = pa.array(flat, _ARROW[element]) if make is None else make(flat)
     except (KeyError, OverflowError, pa.ArrowInvalid):
         # Of several types, or beyond 64 bits: as a text file has them.
         array = pa.array([*map(_text, flat)], pa.string())

@@ -27,7 +27,7 @@ integers become log(1 + max(x, 0)) in float32 (missing: NaN), ids become int64 (
 """,
     "ingest": """\
 Reads tables of a declared schema and writes a dataset: CSV, TSV, JSON Lines or TFRecord of
-tf.Example, plain or packed by gzip, bzip2, xz or zstd; Parquet; ORC.
+tf.Example or Avro, plain or packed by gzip, bzip2, xz or zstd; Parquet; ORC.
 """,
 }
 _HELP_OUTPUT = """

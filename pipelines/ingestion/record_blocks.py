@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
 
 from .bad_lines import BadLine
 from .unpacked_stream import ByteStream, UnpackedStream
@@ -20,10 +22,10 @@ _FRAME_BYTES = _HEAD_BYTES + _FOOT_BYTES
 _HINT = "copy or write the file again"
 
 
-def masked_crc32c(data: bytes) -> int:
-    """Computes the checksum of bytes, as TensorFlow masks it."""
-    crc = int(google_crc32c.value(data))
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+def masked_crc32c(parts: Iterable[bytes]) -> NDArray[np.uint32]:
+    """Computes the checksum of each part, as TensorFlow masks it."""
+    crc = np.fromiter(map(google_crc32c.value, parts), np.uint32)
+    return np.asarray((crc >> 15 | crc << 17) + np.uint32(0xA282EAD8))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +33,21 @@ class RecordBlock:
     """Whole records, the first one's number from 1, and bad ones with their numbers."""
 
     first: int
-    records: list[bytes]
+    data: bytes
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    """The records are data[start:end], in order."""
     bad: tuple[BadLine, ...] = ()
     bytes_read: int = 0
     """The bytes of the file read so far, this block included."""
+
+    @property
+    def num_records(self) -> int:
+        return len(self.starts)
+
+    def record(self, place: int) -> bytes:
+        """Copies a record."""
+        return self.data[self.starts[place] : self.ends[place]]
 
 
 class RecordReader:
@@ -79,7 +92,9 @@ class RecordReader:
         if damaged:
             return
         block, rest, damaged = self._block(b"".join(parts))
-        while rest and block.records and not damaged:  # a record that is too long begins a block
+        while (
+            rest and block.num_records and not damaged
+        ):  # a record that is too long begins a block
             yield block
             block, rest, damaged = self._block(rest)
         if not damaged and (rest or self._skip or self._input.fault):
@@ -115,12 +130,14 @@ class RecordReader:
         damage = wrong or damage
         if wrong:
             at = starts[num_good] - _HEAD_BYTES
-        records = [
-            data[start:end] for start, end in zip(starts[:num_good], ends[:num_good], strict=True)
-        ]
         self.num_records += num_good
         block = RecordBlock(
-            first=first, records=records, bad=tuple(bad), bytes_read=self._input.num_bytes
+            first=first,
+            data=data,
+            starts=np.array(starts[:num_good], np.int64),
+            ends=np.array(ends[:num_good], np.int64),
+            bad=tuple(bad),
+            bytes_read=self._input.num_bytes,
         )
         if damage:
             return self._ended(block, damage), b"", True
@@ -136,23 +153,23 @@ class RecordReader:
 
         Without ends, only the checksums of the lengths are compared.
         """
-        if not starts:
-            return 0, ""
         heads = [(start - _HEAD_BYTES, start - _FOOT_BYTES) for start in starts]
         checked = [("a length", heads), ("a record's bytes", list(zip(starts, ends, strict=False)))]
         best, told = len(starts), ""
         for what, ranges in checked:
-            for number, (first, last) in enumerate(ranges[:best]):
-                found = int.from_bytes(data[last : last + _FOOT_BYTES], "little")
-                if (crc := masked_crc32c(data[first:last])) != found:
-                    place = self._offset + starts[number] - _HEAD_BYTES
-                    best = number
-                    told = (
-                        f"the TFRecord file is damaged at byte {place} of its records: the "
-                        f"checksum of {what} must be {crc}, it is {found}: {_HINT}, or declare "
-                        "the format that it has"
-                    )
-                    break
+            ranges = ranges[:best]
+            sums = masked_crc32c(data[first:last] for first, last in ranges)
+            feet = b"".join(data[last : last + _FOOT_BYTES] for _, last in ranges)
+            wrong = np.flatnonzero(np.frombuffer(feet, "<u4") != sums)
+            if len(wrong):
+                best = int(wrong[0])
+                place = self._offset + starts[best] - _HEAD_BYTES
+                told = (
+                    f"the TFRecord file is damaged at byte {place} of its records: the "
+                    f"checksum of {what} must be {sums[best]}, it is "
+                    f"{np.frombuffer(feet, '<u4')[best]}: {_HINT}, or declare the format that it "
+                    "has"
+                )
         return best, told
 
     def _ended(self, block: RecordBlock, reason: str) -> RecordBlock:
@@ -160,7 +177,9 @@ class RecordReader:
         line = BadLine(line=self.num_records, reason=reason, raw=b"", ends_file=True)
         return RecordBlock(
             first=block.first,
-            records=block.records,
+            data=block.data,
+            starts=block.starts,
+            ends=block.ends,
             bad=(*block.bad, line),
             bytes_read=block.bytes_read,
         )

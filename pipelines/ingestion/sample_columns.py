@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv as python_csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,9 @@ from embedps.data.arrow_errors import UNREADABLE
 from embedps.errors import DatasetError
 from embedps.features.arrow_kinds import is_list
 
+from .avro_blocks import MAGIC, AvroReader
 from .input_files import open_input
-from .json_lines import json_text
+from .json_lines import Makers, json_text
 from .line_blocks import LineBlockReader
 from .nested_columns import at_keys
 
@@ -27,6 +29,7 @@ _DELIMITERS = (",", "\t", ";", "|", "::")
 _SEPARATOR = "\x1f"
 _SNIFFED_LINES = 200
 _MOST_COLUMNS = 2000
+_AVRO_BYTES = 8 << 20
 _MOST_KEYS = 16  # that lead to a value
 _NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
 _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -60,6 +63,8 @@ def read_sample(path: str, max_rows: int) -> Sample:
         stream.seek(0)
         if head.startswith((b"PAR1", b"ORC")):
             return _of_columns(stream, "orc" if head.startswith(b"ORC") else "parquet", max_rows)
+        if head == MAGIC:
+            return _of_avro(AvroReader(stream, path), max_rows)
         encoding = _MARKS.get(head[:2], "utf-8")
         blocks = iter(LineBlockReader(stream, encoding=encoding, name=path))
         data = next((block.data for block in blocks if block.data), b"")
@@ -71,7 +76,7 @@ def read_sample(path: str, max_rows: int) -> Sample:
         raise DatasetError(f"{path}: must have rows to propose a schema of, it has none")
     settings = {} if encoding == "utf-8" else {"encoding": encoding}
     if text.lstrip().startswith("{"):
-        return _of_objects(text.split("\n"), settings, max_rows)
+        return _of_objects(_objects(text.split("\n")), {"format": "jsonl"} | settings, max_rows)
     return _of_text(text, settings, max_rows, path)
 
 
@@ -114,15 +119,41 @@ def _leaves(
         yield keys, array
 
 
-def _of_objects(lines: Sequence[str], settings: dict[str, Any], max_rows: int) -> Sample:
+def _of_avro(reader: AvroReader, max_rows: int) -> Sample:
+    records: list[dict[str, Any]] = []
+    size, schema = 0, None
+    for block in reader:
+        schema = block.schema
+        records += block.found
+        size += sum(map(len, block.raw))
+        if len(records) >= max_rows or size >= _AVRO_BYTES:
+            break
+    if not records or schema is None:
+        reasons = "; ".join(line.reason for line in block.bad)
+        raise DatasetError(
+            f"the file must have rows to propose a schema of: {reasons or 'it has none'}"
+        )
+    return _of_objects(records, {"format": "avro"}, max_rows, schema.makers)
+
+
+def _objects(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        with contextlib.suppress(orjson.JSONDecodeError):
+            record = orjson.loads(line)
+            if type(record) is dict:
+                yield record
+
+
+def _of_objects(
+    records: Iterable[Mapping[str, Any]],
+    settings: dict[str, Any],
+    max_rows: int,
+    makers: Callable[[Sequence[str]], Makers] = lambda keys: {},
+) -> Sample:
     found: dict[tuple[str, ...], dict[int, Any]] = {}
     row = 0
-    for line in lines:
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue
-        if type(record) is dict and row < max_rows:
+    for record in records:
+        if row < max_rows:
             for keys, value in _members((), record):
                 if keys in found or len(found) < _MOST_COLUMNS:
                     found.setdefault(keys, {})[row] = value
@@ -132,8 +163,10 @@ def _of_objects(lines: Sequence[str], settings: dict[str, Any], max_rows: int) -
         is_within = any(other[: len(keys)] == keys != other for other in found)
         if is_within and not any(found[keys].values()):
             del found[keys]
-    columns = {keys: _array([at.get(i) for i in range(row)]) for keys, at in found.items()}
-    return Sample(settings={"format": "jsonl"} | settings, columns=columns, num_rows=row)
+    columns = {
+        keys: _array([at.get(i) for i in range(row)], makers(keys)) for keys, at in found.items()
+    }
+    return Sample(settings=settings, columns=columns, num_rows=row)
 
 
 def _members(
@@ -151,7 +184,10 @@ def _members(
             yield (*keys, key), value
 
 
-def _array(values: list[Any]) -> pa.Array:
+def _array(values: list[Any], makers: Makers) -> pa.Array:
+    types = {*map(type, values)} - {type(None)}
+    if len(types) == 1 and (make := makers.get(types.pop())) is not None:
+        return make(values)
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):

@@ -2,80 +2,35 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from embedps.features.table_schema import Table
 
 from .bad_lines import BadLine
-from .json_lines import decode_columns
+from .example_features import ExampleFeatures
+from .example_message import record_class
+from .json_lines import decode_columns, decode_groups, several_reason
 from .line_parser import drop_rows
 from .path_columns import given_columns
 from .record_blocks import RecordBlock
 
-_PACKAGE = "embedps.input"
 _SHOWN_BYTES = 4096
 _LISTS = ("list", "float_list")
-_FIELDS = descriptor_pb2.FieldDescriptorProto
-_KINDS = (
-    ("bytes_list", "BytesList", _FIELDS.TYPE_BYTES),
-    ("float_list", "FloatList", _FIELDS.TYPE_FLOAT),
-    ("int64_list", "Int64List", _FIELDS.TYPE_INT64),
-)
-
-
-@cache
-def _record_class() -> Any:
-    """Makes the class of both messages, which are alike on the wire; TensorFlow is not needed."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="embedps/input_example.proto", package=_PACKAGE, syntax="proto3"
-    )
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, (name, of, _) in enumerate(_KINDS, 1):
-        _field(feature, name, number, of, _FIELDS.LABEL_OPTIONAL).oneof_index = 0
-    for number, (_, of, kind) in enumerate(_KINDS):
-        lists = file.message_type.add(name=of)
-        field = lists.field.add(name="value", number=1, type=kind, label=_FIELDS.LABEL_REPEATED)
-        if number:
-            field.options.packed = True
-    steps = file.message_type.add(name="FeatureList")
-    _field(steps, "feature", 1, "Feature", _FIELDS.LABEL_REPEATED)
-    _map(file.message_type.add(name="Features"), "feature", "Feature")
-    _map(file.message_type.add(name="FeatureLists"), "feature_list", "FeatureList")
-    record = file.message_type.add(name="Record")
-    _field(record, "features", 1, "Features", _FIELDS.LABEL_OPTIONAL)
-    _field(record, "feature_lists", 2, "FeatureLists", _FIELDS.LABEL_OPTIONAL)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Record"))
-
-
-def _field(message: Any, name: str, number: int, of: str, label: Any) -> Any:
-    kind = f".{_PACKAGE}.{of}"
-    return message.field.add(
-        name=name, number=number, type=_FIELDS.TYPE_MESSAGE, type_name=kind, label=label
-    )
-
-
-def _map(message: Any, name: str, of: str) -> None:
-    words = (word.capitalize() for word in name.split("_"))
-    entry = message.nested_type.add(name=f"{''.join(words)}Entry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=_FIELDS.TYPE_STRING, label=_FIELDS.LABEL_OPTIONAL)
-    _field(entry, "value", 2, of, _FIELDS.LABEL_OPTIONAL)
-    _field(message, name, 1, f"{message.name}.{entry.name}", _FIELDS.LABEL_REPEATED)
 
 
 class ExampleParser:
     """Parses the blocks of one file in order, as `JsonLineParser` does those of JSON.
 
     A column is the feature of its name (or `path`). A feature list is the list of its steps'
-    values, if each has one, else a list of lists.
+    values, if each has one, else a list of lists. Most examples are read together; a message is
+    made only of the others.
     """
 
     num_header_lines = 0
@@ -87,7 +42,7 @@ class ExampleParser:
         self._columns = [(c.name, c.keys[0], c.role in _LISTS) for c in columns]
         self._in_path = given_columns(table, file_name)
         self.absent = {column.name for column in columns} - self._in_path.keys()
-        self._messages: list[Any] = []
+        self._records: Callable[[], list[bytes]] = list
 
     def parse(self, block: RecordBlock) -> tuple[pa.RecordBatch, list[BadLine]]:
         """Parses a block's records, in order.
@@ -95,32 +50,89 @@ class ExampleParser:
         Returns:
           rows of the table's `row_schema`, and the bad records.
         """
-        parse = _record_class().FromString
-        bad: list[BadLine] = []
-        places: list[int] = []
-        messages: list[Any] = []
-        found: list[list[Any]] = []
-        for place, record in enumerate(block.records):
-            try:
-                message = parse(record)
-            except DecodeError as error:
-                reason = f"must be a tf.Example or tf.SequenceExample: {error}"
-                bad.append(_bad(block, place, reason))
-                continue
-            found.append(self._values(message))
-            places.append(place)
-            messages.append(message)
-        by_column = zip(*found, strict=True) if found else [()] * len(self._columns)
-        names = [name for name, _, _ in self._columns]
-        rows, reasons = decode_columns(self._table, dict(zip(names, by_column, strict=True)))
-        bad += [_bad(block, places[row], reason) for row, reason in reasons.items()]
-        self._messages = [each for row, each in enumerate(messages) if row not in reasons]
-        rows = drop_rows(rows, reasons) if reasons else rows
-        return rows, sorted(bad, key=lambda line: line.line)
+        features = ExampleFeatures(block.data, block.starts, block.ends)
+        together = np.flatnonzero(features.readable)
+        rows, reasons = self._read_together(features, together)
+        bad = {int(together[row]): reason for row, reason in reasons.items()}
+        places, messages, bad_messages = self._messages(block, np.flatnonzero(~features.readable))
+        if places:
+            more, reasons = self._read_each(messages)
+            bad |= {places[row]: reason for row, reason in reasons.items()}
+            order = np.argsort(np.concatenate([together, places]))
+            both = pa.Table.from_batches([rows, more]).combine_chunks().to_batches()[0]
+            rows = both.take(pa.array(order))
+        known = sorted({*together.tolist(), *places})
+        wrong = {row: bad[place] for row, place in enumerate(known) if place in bad}
+        self._records = partial(_canonical, features, dict(zip(places, messages, strict=True)), bad)
+        lines = [_bad(block, place, reason) for place, reason in (bad | bad_messages).items()]
+        rows = drop_rows(rows, wrong) if wrong else rows
+        return rows, sorted(lines, key=lambda line: line.line)
 
     def records(self) -> list[bytes]:
         """Returns the last block's records that are rows, their features in one order."""
-        return [each.SerializeToString(deterministic=True) for each in self._messages]
+        return self._records()
+
+    def _read_together(
+        self, features: ExampleFeatures, places: NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, dict[int, str]]:
+        reasons: dict[int, str] = {}
+        arrays = []
+        row_of = np.cumsum(features.readable) - 1
+        for column, (name, key, is_list) in zip(
+            self._table.read_columns, self._columns, strict=True
+        ):
+            there, values = features.values(key)
+            if len(there):
+                self.absent.discard(name)
+            texts = np.full(len(places), self._in_path.get(name), object)
+            texts[row_of[there]] = None
+            present = texts != None  # noqa: E711 -- of each element
+            left = np.ones(len(places), np.bool_)
+            bad: dict[int, str] = {}
+            groups: list[tuple[NDArray[np.int64], Callable[[], pa.Array]]] = []
+            for records, counts, flat in values:
+                rows = row_of[records]
+                if is_list:
+                    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+                    flat = pa.ListArray.from_arrays(offsets, flat)
+                else:
+                    several = rows[counts > 1], counts[counts > 1]
+                    bad |= {int(row): several_reason(n) for row, n in zip(*several, strict=True)}
+                    if bad:
+                        flat = flat.filter(pa.array(np.repeat(counts == 1, counts)))
+                        rows = rows[counts == 1]
+                left[rows] = False
+                present[rows] = True
+                groups.append((rows, partial(_itself, flat)))
+            if left.any() or not groups:
+                others = pa.array(texts[left].tolist(), pa.string())
+                groups.append((np.flatnonzero(left), partial(_itself, others)))
+            array, wrong = decode_groups(column, groups, present, self._table.missing, bad)
+            arrays.append(array)
+            for row, reason in wrong.items():
+                reasons.setdefault(row, f"{name} {reason}")
+        return pa.record_batch(arrays, schema=self._table.row_schema), reasons
+
+    def _messages(
+        self, block: RecordBlock, places: NDArray[np.int64]
+    ) -> tuple[list[int], list[Any], dict[int, str]]:
+        """Makes messages of records; returns those that are some, and why the others are none."""
+        parse = record_class().FromString
+        good: list[int] = []
+        messages: list[Any] = []
+        bad: dict[int, str] = {}
+        for place in places.tolist():
+            try:
+                messages.append(parse(block.record(place)))
+                good.append(place)
+            except DecodeError as error:
+                bad[place] = f"must be a tf.Example or tf.SequenceExample: {error}"
+        return good, messages, bad
+
+    def _read_each(self, messages: list[Any]) -> tuple[pa.RecordBatch, dict[int, str]]:
+        by_column = zip(*map(self._values, messages), strict=True)
+        names = [name for name, _, _ in self._columns]
+        return decode_columns(self._table, dict(zip(names, by_column, strict=True)))
 
     def _values(self, message: Any) -> list[Any]:
         features = message.features.feature
@@ -150,6 +162,19 @@ def _feature_values(feature: Any) -> list[Any]:
     return list(getattr(feature, kind).value) if kind else []
 
 
+def _itself(array: pa.Array) -> pa.Array:
+    return array
+
+
+def _canonical(
+    features: ExampleFeatures, messages: Mapping[int, Any], bad: Mapping[int, str]
+) -> list[bytes]:
+    """Returns the records that are rows as bytes that do not depend on the features' order."""
+    found = dict(zip(np.flatnonzero(features.readable).tolist(), features.records(), strict=True))
+    found |= {place: m.SerializeToString(deterministic=True) for place, m in messages.items()}
+    return [record for place, record in sorted(found.items()) if place not in bad]
+
+
 def _bad(block: RecordBlock, place: int, reason: str) -> BadLine:
-    raw = block.records[place][:_SHOWN_BYTES]
+    raw = block.record(place)[:_SHOWN_BYTES]
     return BadLine(line=block.first + place, reason=reason, raw=raw)

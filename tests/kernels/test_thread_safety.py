@@ -28,6 +28,7 @@ PLANTED = {
     "store/server_memory.h": (0, "'num_stores_' requires holding mutex 'mutex_'"),
     "store/spill_log.cc": (0, "'ended_' requires holding mutex 'mutex_'"),
     "store/sweeper.cc": (1, "'held_' requires holding mutex 'mutex_'"),
+    "store/tier_memory.h": (0, "'stores_' requires holding mutex 'mutex_'"),
     "store/tiered_rows.cc": (0, "'RowFinder' requires holding mutex 'stripe.mutex'"),
     "store/table_eviction.cc": (1, "'WorstCandidate' requires holding mutex"),
     "store/table_scan.cc": (0, "'used' requires holding mutex 'stripe.mutex'"),

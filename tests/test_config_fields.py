@@ -222,6 +222,7 @@ def test_run_with_the_largest_numbers_trains(tmp_path, small):
         reduce_factor=0.999,
         max_memory_bytes=0,
         min_delta=1e308,
+        inner_fold=1,  # half of the rows is left out
     )
     values |= dict.fromkeys(
         ("sparse_learning_rate", "dense_learning_rate", "dense_weight_decay"), 0.01

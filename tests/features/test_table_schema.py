@@ -59,8 +59,8 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
     [
         ("nope = 1\n" + BASE, "a schema has no nope"),
         (
-            'format = "avro"\n' + BASE,
-            "format must be one of ('csv', 'jsonl', 'parquet', 'orc', 'tfrecord'), got",
+            'format = "csb"\n' + BASE,
+            "format must be one of ('csv', 'jsonl', 'parquet', 'orc', 'tfrecord', 'avro'), got",
         ),
         ('delimiter = "é"\n' + BASE, "delimiter must be ASCII characters but no line break"),
         ('delimiter = ",,"\n' + BASE, 'quote must be "" with a delimiter of several'),

@@ -136,7 +136,7 @@ class GangScheduler(UnitThreads):
         def begin(rank: int) -> None:
             with lock:
                 if not begun or rank in begun:  # all first attempts are one attempt at the unit
-                    self._ledger.begin(unit)
+                    self._begin(unit)
                 begun.add(rank)
 
         on_death, lost = self._death_of(unit), [0] * num_ranks

@@ -49,7 +49,7 @@ class Scheduler(UnitThreads):
             return self._cluster.schedule(
                 self._function,
                 self._arguments(unit),
-                on_start=lambda: self._ledger.begin(unit),
+                on_start=lambda: self._begin(unit),
                 on_death=self._death_of(unit),
             )
 

@@ -81,6 +81,7 @@ class UnitThreads(abc.ABC):
         arguments: Callable[[Unit], tuple[tf.Tensor, ...]],
         record: Callable[[Unit, Counts], None],
         stop: threading.Event,
+        on_begin: Callable[[Unit], None] = lambda _: None,
         group_size: int | None = None,
         finish_secs: float = math.inf,
         on_failure: Callable[[Unit, BaseException], OnFailure] = lambda *_: OnFailure.STOP,
@@ -94,6 +95,7 @@ class UnitThreads(abc.ABC):
           function: runs a unit.
           arguments: makes the function's arguments from a unit.
           record: called with each unit's counts before the unit is done; may raise to refuse them.
+          on_begin: called on a worker's thread just before it runs a unit.
           stop: once set, no unit begins; `end` does the same for this scheduler alone.
           group_size: how many workers train a unit together, where it takes several; None is all.
           finish_secs: the time after a stop before units in progress are given back.
@@ -105,6 +107,7 @@ class UnitThreads(abc.ABC):
         self._function = function
         self._arguments = arguments
         self._record = record
+        self._on_begin = on_begin
         self._stop = stop
         self._group_size = group_size or cluster.num_workers
         self._ending = threading.Event()  # stops this scheduler alone
@@ -191,6 +194,11 @@ class UnitThreads(abc.ABC):
         with self._lock:
             self._stopped_at = -math.inf
         self.end()
+
+    def _begin(self, unit: Unit) -> None:
+        """Takes that a worker begins an attempt at a unit."""
+        self._ledger.begin(unit)
+        self._on_begin(unit)
 
     @abc.abstractmethod
     def awaited(self, logs: StepLogs) -> list[Wait]:

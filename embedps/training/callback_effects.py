@@ -39,12 +39,11 @@ class CallbackEffects:
         """The step of the last evaluation; -1 before the first."""
         return self._callbacks.last_step
 
-    def schedule(self, factor: float) -> float:
-        """Sets the factor of a schedule, besides that of callbacks; returns both together."""
+    def schedule(self, factor: float) -> None:
+        """Sets the factor of the network's schedule, besides that of callbacks."""
         if factor != self._scheduled:
             self._scheduled = factor
             self._set_dense_rate(factor * self.rate_factor)
-        return factor * self.rate_factor
 
     def follow(self, set_dense_rate: Callable[[float], Any]) -> None:
         """Takes what sets the rate of a network that was made anew."""

@@ -341,8 +341,9 @@ class TrainingLoop:
     def unit_arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         """Makes the arguments of a unit's training function."""
         asked = self._config.optimizer
-        factor = asked.rate_factor(self._ledger.share_at(unit))
-        rate = self._effects.schedule(factor)
+        rate = self._factor_at(unit) * self._effects.rate_factor
+        if self._cluster.place == "servers":  # units of several workers run at once
+            self._effects.schedule(self._factor_at(unit))
         if not self._setup.model.has_row_schedule:
             rate *= asked.row_rate(self._setup.collection.tables)
             rate *= self._config.row_rate_scale(self._cluster.num_workers)
@@ -353,6 +354,14 @@ class TrainingLoop:
             *(tf.constant(np.int64(n)) for n in numbers),
             tf.constant(np.float32(rate)),
         )
+
+    def _factor_at(self, unit: Unit) -> float:
+        return self._config.optimizer.rate_factor(self._ledger.share_at(unit))
+
+    def _begin(self, unit: Unit) -> None:
+        """Sets the network's rate: the unit before, which had another, is done."""
+        if self._cluster.place != "servers":
+            self._effects.schedule(self._factor_at(unit))
 
     def _train(self, line: ProgressLine) -> None:
         """Trains until the units are done, or until a pause for scoring."""
@@ -366,6 +375,7 @@ class TrainingLoop:
             self._setup.train_unit,
             arguments=self.unit_arguments,
             record=self._record,
+            on_begin=self._begin,
             stop=self._notices.stop,
             group_size=self._group_size,
             finish_secs=self._config.grace_secs / 2,

@@ -36,23 +36,20 @@ def test_factors_rise_and_fall() -> None:
 
 
 def rates(trainer: Any) -> list[tuple[float, float]]:
-    """Trains; gives the rates of rows and of the network that each unit got."""
+    """Trains; gives the rates of rows and of the network that each unit got, from end to end."""
     found: list[tuple[float, float]] = []
-    setup, loop = trainer._setup, trainer._loop
-    set_dense, arguments = setup.set_dense_rate, loop.unit_arguments
-    dense = [1.0]
+    setup = trainer._setup
+    train_unit, variable = setup.train_unit, setup.dense_rate
+    whole = float(setup.set_dense_rate(1.0))
 
-    def note(factor: float) -> None:
-        dense[0] = factor
-        set_dense(factor)
+    def noted(*arguments: Any) -> Any:
+        before = float(variable)
+        counts = train_unit(*arguments)
+        assert float(variable) == before  # the next unit's is not set yet
+        found.append((round(float(arguments[-1]), 6), round(before / whole, 6)))
+        return counts
 
-    def noted(unit: Any) -> Any:
-        made = arguments(unit)
-        found.append((round(float(made[-1]), 6), round(dense[0], 6)))
-        return made
-
-    trainer._effects._set_dense_rate = note
-    loop.unit_arguments = noted
+    object.__setattr__(setup, "train_unit", noted)
     trainer.fit()
     return found
 

@@ -24,7 +24,7 @@ PLANTED = {
     "store/row_store.cc": (4, "'Row' requires holding mutex 'stripe.mutex'"),
     "store/row_tier.cc": (1, "'image_slots_' requires holding mutex 'mutex_'"),
     "store/row_updater.cc": (0, "'RowFinder' requires holding mutex 'stripe.mutex'"),
-    "store/body_arena.cc": (0, "'freed_' requires holding mutex 'mutex_'"),
+    "store/body_arena.cc": (0, "'kept_' requires holding mutex 'mutex_'"),
     "store/server_memory.h": (0, "'num_stores_' requires holding mutex 'mutex_'"),
     "store/spill_log.cc": (0, "'ended_' requires holding mutex 'mutex_'"),
     "store/sweeper.cc": (1, "'held_' requires holding mutex 'mutex_'"),

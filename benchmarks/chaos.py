@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -230,9 +229,6 @@ class Config(Options):
     )
     workers: int = option(2, "of the runs", least=1, most=64)
     backup_workers: int = option(0, "of the runs, with --on-lost-worker continue", least=0, most=63)
-    max_memory_bytes: int = option(
-        0, "of tables on each server, the other rows on its disk; 0 is all", least=0
-    )
 
 
 def measure(config: Config, run: Run) -> Content:
@@ -254,13 +250,7 @@ def measure(config: Config, run: Run) -> Content:
         shards = [config.rows // 4] * 3 + [config.rows - 3 * (config.rows // 4)]
         write_dataset(data, train=shards, evaluation=[40_000], seed=config.seed)
         for name in ("calm", "chaos"):
-            tier: list[str] = []
-            if config.max_memory_bytes:
-                tier = [
-                    f"--max-memory-bytes={config.max_memory_bytes}",
-                    f"--spill-dir={folder}/spill",
-                ]
-            training = Training(data, Path(folder) / name, *flags, *tier)
+            training = Training(data, Path(folder) / name, *flags)
             began = time.monotonic()
             done: list[str] = []
             try:
@@ -278,8 +268,6 @@ def measure(config: Config, run: Run) -> Content:
                 secs = round(time.monotonic() - began, 1)
                 results[name] = examine(training, num_rows=config.rows, epochs=epochs)
                 results[name] |= {"wall_secs": secs, "done_to_it": done}
-                if tier:
-                    results[name]["tier"] = _read_tier(training)
             finally:
                 training.close()
     difference = results["chaos"]["auc"] - results["calm"]["auc"]
@@ -307,13 +295,6 @@ def layout(content: Content) -> list[Part]:
     heads += ["repeated visits", "recoveries of servers", "AUC"]
     told = ", ".join(f"{what}: {count}" for what, count in sorted(done.items()))
     return [Table(heads=heads, rows=rows), f"{done.total()} disturbances. {told}."]
-
-
-def _read_tier(training: Training) -> Mapping[str, Any]:
-    tier: Mapping[str, Any] = read_json(training.model_dir / "statistics.json")["tier"]
-    if not tier["read"] or tier["evicted"]:
-        raise ChaosError(f"rows must come back from disk, and none be evicted, but got {tier}")
-    return tier
 
 
 def _failure(content: Content) -> str | None:

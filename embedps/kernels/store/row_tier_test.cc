@@ -440,43 +440,6 @@ TEST(ThreadsShareTheDisk) {
   }
 }
 
-TEST(MemoryFollowsUseFromTableToTable) {
-  const TemporaryDirectory directory;
-  RowStoreConfig config = MakeConfig(kDim, 2, OptimizerKind::kSgd);
-  constexpr int64_t kHot =
-      4000;  // of table 1, of which 1280 fit the chunks that stripes begin with
-  config.tier_memory = MakeMemory(directory.Path(""), 4 << 20);
-  RowStore store(config);
-  for (int64_t id = 0; id < 30000; id += 1000) Lookup(&store, Batch{Range(id, id + 1000), {}});
-  Lookup(&store, Batch{{}, Range(0, kHot)});
-  const int64_t used = config.tier_memory->used_bytes();
-  const auto on_disk = [&] { return store.tier()->stats().rows_on_disk; };
-  EXPECT_TRUE(on_disk()[1] > kHot / 2);
-  std::atomic<uint32_t> step{1};
-  std::vector<std::thread> threads;
-  for (int k = 0; k < 3; ++k) {
-    threads.emplace_back([&, k] {
-      std::mt19937_64 random(k);
-      for (int i = 0; i < 100; ++i) {
-        std::set<int64_t> cold, hot;
-        while (cold.size() < 100) cold.insert(static_cast<int64_t>(random() % 30000));
-        while (hot.size() < 600) hot.insert(static_cast<int64_t>(random() % kHot));
-        const Batch batch{{cold.begin(), cold.end()}, {hot.begin(), hot.end()}};
-        Lookup(&store, batch);
-        Update(&store, batch, 1, -1, step++);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_OK(store.failure());
-  EXPECT_TRUE(on_disk()[1] < kHot / 10);
-  EXPECT_TRUE(config.tier_memory->used_bytes() < used + (64 << 10));
-  for (const auto& [key, record] : BaseOf(&store)) {
-    EXPECT_EQ(record.floats[0], static_cast<float>(record.frequency));
-    EXPECT_EQ(record.floats[kDim - 1], static_cast<float>(record.frequency));
-  }
-}
-
 }  // namespace
 }  // namespace embedps
 

@@ -21,7 +21,7 @@ from embedps.errors import DatasetError
 
 from .avro_schema import AvroSchema
 from .bad_lines import BadLine
-from .unpacked_stream import ByteStream, UnpackedStream
+from .unpacked_stream import ByteStream, UnpackedReader
 
 MAX_BLOCK_BYTES = 16 << 20
 """The most bytes of a block of the file, before and after its codec."""
@@ -52,7 +52,7 @@ class _DamageError(Exception):
     """Says why the file cannot be read on."""
 
 
-class AvroReader:
+class AvroReader(UnpackedReader):
     """Iterates over a stream's records; afterwards has its size, checksum and number of records.
 
     A file that is cut or damaged gives the records before, then one bad record that ends the file.
@@ -62,22 +62,13 @@ class AvroReader:
     """
 
     def __init__(self, stream: ByteStream, name: str = "the input") -> None:
-        self._input, self._name = UnpackedStream(stream), name
+        super().__init__(stream)
+        self._name = name
         self._pieces = self._input.pieces()
         self._held = b""
         self._at = 0  # in `held`
         self._offset = 0  # of `held`, in the unpacked bytes
         self.num_records = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the file read so far."""
-        return self._input.num_bytes
-
-    @property
-    def checksum(self) -> str:
-        """The XXH3-64 of the bytes read so far, as 16 hexadecimal digits."""
-        return self._input.checksum
 
     def __iter__(self) -> Iterator[AvroBlock]:
         schema = None

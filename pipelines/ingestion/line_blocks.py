@@ -14,7 +14,7 @@ from embedps.errors import DatasetError
 from .bad_lines import BadLine
 from .quoted_records import RecordFinder, Records
 from .text_encoding import without_mark
-from .unpacked_stream import ByteStream, UnpackedStream
+from .unpacked_stream import ByteStream, UnpackedReader
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20
@@ -38,7 +38,7 @@ class LineBlock:
     """None if each line is a record."""
 
 
-class LineBlockReader:
+class LineBlockReader(UnpackedReader):
     """Iterates over a stream's blocks; afterwards has its size, checksum, lines and records.
 
     A compressed stream that is cut or damaged gives the lines before the damage, then one bad line
@@ -60,23 +60,14 @@ class LineBlockReader:
 
         `name` tells errors of an encoding that is not read (`text_encoding`).
         """
-        self._input, self._name, self._quote = UnpackedStream(stream), name, quote.encode()
+        super().__init__(stream)
+        self._name, self._quote = name, quote.encode()
         self._encoding = encoding
         self._finder = RecordFinder(delimiter, quote) if quote else None
         self._block_bytes = block_bytes or BLOCK_BYTES
         self.num_lines = 0
         self.num_records = 0
         """The records, good or bad; each bad line that is no record counts as one."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the file read so far."""
-        return self._input.num_bytes
-
-    @property
-    def checksum(self) -> str:
-        """The XXH3-64 of the bytes read so far, as 16 hexadecimal digits."""
-        return self._input.checksum
 
     def __iter__(self) -> Iterator[LineBlock]:
         parts: list[bytes] = []

@@ -93,7 +93,10 @@ class RawReader:
         """
         kind = file_format(path)
         if kind == "text" and self._table.format not in TEXT_FORMATS:
-            raise UsageError(f"{path} must be a Parquet or ORC file, as the dataset was made of")
+            raise UsageError(
+                f"{path} must be a Parquet or ORC file: the dataset was made of "
+                f"{self._table.format} files, and of these only Parquet and ORC are read here"
+            )
         parts = self._of_lines(path) if kind == "text" else self._of_columns(path, kind)
         for part in parts:
             starts = np.concatenate([[0], np.cumsum(part.readable)])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bad_lines import BadLine
-from .unpacked_stream import ByteStream, UnpackedStream
+from .unpacked_stream import ByteStream, UnpackedReader
 
 BLOCK_BYTES = 4 << 20
 MAX_RECORD_BYTES = 16 << 20
@@ -50,7 +50,7 @@ class RecordBlock:
         return self.data[self.starts[place] : self.ends[place]]
 
 
-class RecordReader:
+class RecordReader(UnpackedReader):
     """Iterates over a stream's blocks; afterwards has its size, checksum and number of records.
 
     A file that is cut or damaged gives the records before, then one bad record that ends the file.
@@ -58,20 +58,10 @@ class RecordReader:
     """
 
     def __init__(self, stream: ByteStream) -> None:
-        self._input = UnpackedStream(stream)
+        super().__init__(stream)
         self.num_records = 0
         self._offset = 0  # of `data`, in the unpacked bytes
         self._skip = 0  # bytes of a too long record still to come
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the file read so far."""
-        return self._input.num_bytes
-
-    @property
-    def checksum(self) -> str:
-        """The XXH3-64 of the bytes read so far, as 16 hexadecimal digits."""
-        return self._input.checksum
 
     def __iter__(self) -> Iterator[RecordBlock]:
         parts: list[bytes] = []

@@ -159,6 +159,23 @@ class UnpackedStream:
             pass
 
 
+class UnpackedReader:
+    """Reads a stream to its end, unpacked; afterwards has its size and checksum."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._input = UnpackedStream(stream)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the file read so far."""
+        return self._input.num_bytes
+
+    @property
+    def checksum(self) -> str:
+        """The XXH3-64 of the bytes read so far, as 16 hexadecimal digits."""
+        return self._input.checksum
+
+
 def checksum_of(stream: ByteStream) -> str:
     """Computes the XXH3-64 of all bytes of a stream, as 16 hexadecimal digits."""
     digest = xxhash.xxh3_64()

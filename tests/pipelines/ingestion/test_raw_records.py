@@ -52,3 +52,13 @@ def test_a_column_that_neither_file_nor_path_has_is_named(tmp_path: Path):
     transforms = Transforms(table=Table.parse({"format": "parquet", "column": COLUMNS}))
     with pytest.raises(UsageError, match="must have column 'city', it has user"):
         list(RawReader(transforms, ["user", "city"], [], batch_rows=2).read(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecord", "avro"])
+def test_a_file_that_is_neither_columns_nor_lines_of_the_schema_is_refused(
+    tmp_path: Path, kind: str
+):
+    (tmp_path / "a").write_bytes(b"Obj\x01")
+    transforms = Transforms(table=Table.parse({"format": kind, "column": COLUMNS}))
+    with pytest.raises(UsageError, match=f"must be a Parquet or ORC file: .* made of {kind} files"):
+        list(RawReader(transforms, ["user"], [], batch_rows=2).read(tmp_path / "a"))

@@ -100,12 +100,9 @@ def load_rows(
         of the saves' records.
       DimMismatchError: a save is of other tables.
     """
-    taken = 0
-    for save in saves:
-        records = load_entries(collection, directory, save.files)
-        _check_records(directory, [save], records)
-        taken += records
-    return taken
+    records = collection.files.load_cuts([_by_group(directory, save.files) for save in saves])
+    _check_records(directory, saves, records)
+    return records
 
 
 def load_entries(
@@ -139,21 +136,24 @@ def load_shard(
     """
     own = collection.files.of_shard(shard)
     name = shard_file_name(shard, collection.num_shards)
+    cuts, expected, all_are_own = [], 0, True
     for save in chain:
         mine = [entry for entry in save.files if entry.path.rpartition("/")[2] == name]
-        records = own.load(_by_group(directory, mine or save.files))
-        expected = sum(entry.rows + entry.removed for entry in mine)
-        if mine and records != expected:
-            raise CorruptCheckpointError(
-                f"{directory.path}/{save.kind}-{save.number} must give {expected} records to shard "
-                f"{shard}, but it took {records}: restore with the tables it was written with"
-            )
-    cuts = collection.mark_shards_clean([shard])
+        cuts.append(_by_group(directory, mine or save.files))
+        expected += sum(entry.rows + entry.removed for entry in mine)
+        all_are_own &= bool(mine)
+    records = own.load_cuts(cuts)
+    if all_are_own and records != expected:
+        raise CorruptCheckpointError(
+            f"{directory.path} must give {expected} records to shard {shard}, but it took "
+            f"{records}: restore with the tables it was written with"
+        )
+    marked = collection.mark_shards_clean([shard])
     if files := _admission_files(directory, chain):
         own.load_admission(files)
     if vectors:
         own.load_vectors(_by_group(directory, vectors))
-    return cuts
+    return marked
 
 
 def stage_rows(

@@ -220,22 +220,22 @@ class _WorkerFiles(RowFiles):
         order = {group.name: g for g, group in enumerate(self._groups)}
         return sorted(files, key=lambda file: (order[file.group], file.shard))
 
-    def load(
+    def load_cuts(
         self,
-        group_files: Mapping[str, Sequence[StoredFile]],
+        cuts: Sequence[Mapping[str, Sequence[StoredFile]]],
         *,
         optimizer_slots: bool | None = None,
     ) -> int:
-        """Loads this worker's records; all workers call it, and each gets the count of all."""
-        loaded = super().load(group_files, optimizer_slots=optimizer_slots)
+        """Loads this worker's part; returns how many records all workers loaded."""
+        loaded = super().load_cuts(cuts, optimizer_slots=optimizer_slots)
         return _sum(self._workers.gather([loaded]))
 
     def load_admission(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
-        """Loads this worker's counters; see `load`."""
+        """Loads this worker's counters; see `load_cuts`."""
         return _sum(self._workers.gather([super().load_admission(group_files)]))
 
     def load_vectors(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
-        """Takes the vectors of this worker's ids; see `load`."""
+        """Takes the vectors of this worker's ids; see `load_cuts`."""
         return _sum(self._workers.gather([super().load_vectors(group_files)]))
 
 

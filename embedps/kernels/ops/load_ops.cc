@@ -1,5 +1,7 @@
 // Ops that load a store's rows from checkpoint files.
+#include <algorithm>
 #include <cstdio>
+#include <deque>
 #include <future>
 #include <memory>
 #include <string>
@@ -104,6 +106,12 @@ absl::Status MatchTables(const std::string& path, const RowFileSchema& file, con
   return absl::OkStatus();
 }
 
+// Batches of records that are loaded together.
+struct Window {
+  std::deque<RowColumns> columns;  // do not move; some may be left of a larger window before
+  std::vector<RecordBatch> batches;
+};
+
 // An op that reads the row files of its inputs paths, bytes and xxh3_64, from 1 on.
 class RowReaderOp : public FileOp {
  public:
@@ -116,45 +124,94 @@ class RowReaderOp : public FileOp {
   }
 
  protected:
-  // Calls take(columns, tables) for each batch of records, of which some may be another shard's.
-  // `tables` is as RowStore::Load takes it.
+  // Calls take(batches) for some batches of records after the other, in the order of the files.
+  // Some of the records may be another shard's.
   template <typename Take>
   absl::Status ReadFiles(OpKernelContext* context, const RowStore& store, bool optimizer_slots,
                          const Take& take) const {
     TF_RETURN_IF_ERROR(CheckFiles(context));
-    const Tensor& paths = context->input(1);
-    for (int64_t i = 0; i < paths.NumElements(); ++i) {
-      const std::string path = paths.vec<tstring>()(i);
+    Files files(store, optimizer_slots);
+    for (int64_t i = 0; i < context->input(1).NumElements(); ++i) {
+      const std::string path = context->input(1).vec<tstring>()(i);
       if (IsOfAnotherShard(kShardFileFormat, path, shard_, num_shards_)) continue;
-      TF_RETURN_IF_ERROR(ReadFile(path, ExpectedSum(context, i), store, optimizer_slots, take));
+      files.Add(path, ExpectedSum(context, i));
     }
-    return absl::OkStatus();
+    // Read a window while the one before is loaded, so neither disk nor processor waits.
+    Window windows[2];
+    const auto read = [&files](Window* window) {
+      return std::async(std::launch::async, [&files, window] { return files.Read(window); });
+    };
+    std::future<absl::Status> next = read(&windows[0]);
+    for (int i = 0;; i = 1 - i) {
+      TF_RETURN_IF_ERROR(next.get());
+      if (windows[i].batches.empty()) return absl::OkStatus();
+      next = read(&windows[1 - i]);
+      take(windows[i].batches);
+    }
   }
 
   int shard_, num_shards_;
 
  private:
-  template <typename Take>
-  static absl::Status ReadFile(const std::string& path, const FileSum& expected,
-                               const RowStore& store, bool optimizer_slots, const Take& take) {
-    std::unique_ptr<RowFileReader> reader;
-    TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, expected, &reader)));
-    std::vector<int> tables;
-    TF_RETURN_IF_ERROR(MatchTables(path, reader->schema(), store, optimizer_slots, &tables));
-    // Read a record batch while the one before is loaded, so neither disk nor processor waits.
-    RowColumns columns[2];
-    const auto read = [&](int i) {
-      return std::async(std::launch::async, [&, i] { return reader->Read(i, &columns[i % 2]); });
-    };
-    std::future<Status> next;
-    if (reader->num_batches() > 0) next = read(0);
-    for (int i = 0; i < reader->num_batches(); ++i) {
-      TF_RETURN_IF_ERROR(ToTensorFlow(next.get()));
-      if (i + 1 < reader->num_batches()) next = read(i + 1);
-      take(columns[i % 2], tables);
+  // Reads the batches of files in order.
+  class Files {
+   public:
+    Files(const RowStore& store, bool optimizer_slots)
+        : store_(store), optimizer_slots_(optimizer_slots) {}
+
+    void Add(std::string path, const FileSum& expected) {
+      // Some stripes at once, of the 64 by which a file is ordered.
+      bytes_ = std::clamp(bytes_ + expected.bytes / 16, kMinWindowBytes, kMaxWindowBytes);
+      files_.emplace_back(std::move(path), expected);
     }
-    return ToTensorFlow(reader->Finish());
-  }
+
+    // Reads the next batches, none at the end.
+    absl::Status Read(Window* window) {
+      window->batches.clear();
+      for (int64_t bytes = 0; bytes < bytes_;) {
+        TF_RETURN_IF_ERROR(ToNextBatch());
+        if (reader_ == nullptr) break;
+        const size_t n = window->batches.size();
+        if (n == window->columns.size()) window->columns.emplace_back();
+        RowColumns* columns = &window->columns[n];
+        TF_RETURN_IF_ERROR(ToTensorFlow(reader_->Read(batch_++, columns)));
+        window->batches.push_back({columns, &tables_.back()});
+        size_t floats = columns->embedding.size();
+        for (const std::vector<float>& slots : columns->optimizer_slots) floats += slots.size();
+        bytes += static_cast<int64_t>(sizeof(float) * floats) + kRowBytes * columns->num_rows;
+      }
+      return absl::OkStatus();
+    }
+
+   private:
+    static constexpr int64_t kMinWindowBytes = 4 << 20, kMaxWindowBytes = 64 << 20;
+    static constexpr int64_t kRowBytes = 19;  // of what each record has besides floats
+
+    // Opens the next file if this one is at its end; there is no reader after the last.
+    absl::Status ToNextBatch() {
+      while (reader_ == nullptr || batch_ == reader_->num_batches()) {
+        if (reader_ != nullptr) TF_RETURN_IF_ERROR(ToTensorFlow(reader_->Finish()));
+        reader_ = nullptr;
+        if (at_ == files_.size()) return absl::OkStatus();
+        const auto& [path, expected] = files_[at_++];
+        TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, expected, &reader_)));
+        tables_.emplace_back();
+        TF_RETURN_IF_ERROR(
+            MatchTables(path, reader_->schema(), store_, optimizer_slots_, &tables_.back()));
+        batch_ = 0;
+      }
+      return absl::OkStatus();
+    }
+
+    const RowStore& store_;
+    const bool optimizer_slots_;
+    int64_t bytes_ = kMinWindowBytes;  // of a window
+    std::vector<std::pair<std::string, FileSum>> files_;
+    size_t at_ = 0;                        // the next file
+    std::deque<std::vector<int>> tables_;  // of the files so far, which do not move
+    std::unique_ptr<RowFileReader> reader_;
+    int batch_ = 0;
+  };
 };
 
 class LoadRowsOp : public RowReaderOp {
@@ -165,11 +222,10 @@ class LoadRowsOp : public RowReaderOp {
   absl::Status Work(OpKernelContext* context, RowStore* store) override {
     const ParallelFor parallel = DeviceThreads(context);
     int64_t records = 0;
-    TF_RETURN_IF_ERROR(ReadFiles(context, *store, optimizer_slots_,
-                                 [&](const RowColumns& columns, const std::vector<int>& tables) {
-                                   records += store->Load(columns, tables, shard_, num_shards_,
-                                                          optimizer_slots_, parallel);
-                                 }));
+    TF_RETURN_IF_ERROR(
+        ReadFiles(context, *store, optimizer_slots_, [&](const std::vector<RecordBatch>& batches) {
+          records += store->Load(batches, shard_, num_shards_, optimizer_slots_, parallel);
+        }));
     return OutputScalar(context, 0, records);
   }
 
@@ -206,8 +262,10 @@ class StageRowsOp : public RowReaderOp {
         new StagedResource(store->Stage(shard_, num_shards_)));
     int64_t records = 0;
     TF_RETURN_IF_ERROR(ReadFiles(context, *store, /*optimizer_slots=*/false,
-                                 [&](const RowColumns& columns, const std::vector<int>& tables) {
-                                   records += staged->rows.Add(columns, tables);
+                                 [&](const std::vector<RecordBatch>& batches) {
+                                   for (const RecordBatch& each : batches) {
+                                     records += staged->rows.Add(*each.columns, *each.tables);
+                                   }
                                  }));
     staged->rows.Finish();
     Tensor* handle;

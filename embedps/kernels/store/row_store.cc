@@ -21,7 +21,9 @@ constexpr Clock::duration kBusy =
     std::chrono::seconds(1);          // how long a lookup or update counts as use
 constexpr uint32_t kSliceRows = 256;  // rows to copy while holding a stripe's lock
 constexpr size_t kCompactAheadBytes = 4 << 20;
-constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies them
+constexpr uint32_t kAheadRows = 16;  // rows to prefetch before a delta copies them
+constexpr int kRecordBits = 40;      // of a record's place among the batches: its place in one
+constexpr int64_t kRecordMask = (int64_t{1} << kRecordBits) - 1;
 constexpr int kAheadRecords = 8;      // of files, whose rows are prefetched before they are loaded
 constexpr int64_t kServerStores = 4;  // that share a server's limit, about
 
@@ -440,53 +442,70 @@ bool RowStore::IsOfShard(int table, int64_t id, int shard, int num_shards) const
   return ShardOf(RowHash(salts_[table], id), num_shards) == shard;
 }
 
-int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables, int shard,
-                       int num_shards, bool optimizer_slots, const ParallelFor& parallel) {
+int64_t RowStore::Load(const std::vector<RecordBatch>& batches, int shard, int num_shards,
+                       bool optimizer_slots, const ParallelFor& parallel) {
   struct Record {
     RecordOrder::Entry entry;
     int64_t bin;
   };
   std::vector<Record> ours;
-  ours.reserve(columns.num_rows);
+  int64_t num_records = 0;
+  for (const RecordBatch& batch : batches) num_records += batch.columns->num_rows;
+  ours.reserve(num_records);
   RecordOrder order;
   order.starts.assign(stripes_.size() + 1, 0);
-  for (int64_t i = 0; i < columns.num_rows; ++i) {
-    const int t = tables[columns.table[i]];
-    if (t < 0) continue;
-    const uint64_t hash = RowHash(salts_[t], columns.id[i]);
-    if (ShardOf(hash, num_shards) != shard) continue;
-    const int64_t bin = t * kStripes + StripeOf(hash);
-    ours.push_back({{PlaceHash(hash), i}, bin});
-    ++order.starts[bin + 1];
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const RowColumns& columns = *batches[b].columns;
+    const int64_t place = static_cast<int64_t>(b) << kRecordBits;
+    for (int64_t i = 0; i < columns.num_rows; ++i) {
+      const int t = (*batches[b].tables)[columns.table[i]];
+      if (t < 0) continue;
+      const uint64_t hash = RowHash(salts_[t], columns.id[i]);
+      if (ShardOf(hash, num_shards) != shard) continue;
+      const int64_t bin = t * kStripes + StripeOf(hash);
+      ours.push_back({{PlaceHash(hash), place | i}, bin});
+      ++order.starts[bin + 1];
+    }
   }
   for (size_t bin = 0; bin < stripes_.size(); ++bin) order.starts[bin + 1] += order.starts[bin];
   order.entries.resize(ours.size());
   std::vector<int64_t> next(order.starts.begin(), order.starts.end() - 1);
   for (const Record& record : ours) order.entries[next[record.bin]++] = record.entry;
-  LoadInOrder(columns, order, optimizer_slots, parallel);
+  LoadInOrder(batches, order, optimizer_slots, parallel);
   return static_cast<int64_t>(ours.size());
 }
 
-void RowStore::LoadInOrder(const RowColumns& columns, const RecordOrder& order,
+void RowStore::LoadInOrder(const std::vector<RecordBatch>& batches, const RecordOrder& order,
                            bool optimizer_slots, const ParallelFor& parallel) {
   if (tier_) tier_->Pace();
-  parallel(static_cast<int64_t>(stripes_.size()),
-           500 * (1 + order.entries.size() / stripes_.size()), [&](int64_t begin, int64_t end) {
-             for (int64_t bin = begin; bin < end; ++bin) {
-               const auto* first = order.entries.data() + order.starts[bin];
-               const auto* last = order.entries.data() + order.starts[bin + 1];
-               if (first == last) continue;
-               Stripe& s = *stripes_[bin];
-               const MutexLock lock(&s.mutex);
-               s.Reserve(last - first);
-               for (const auto* r = first; r < last; ++r) {
-                 if (last - r > 2 * kAheadRecords) s.PrefetchEntry(r[2 * kAheadRecords].hash);
-                 if (last - r > kAheadRecords)
-                   s.PrefetchRow(s.PrefetchChunk(r[kAheadRecords].hash));
-                 LoadRecord(columns, r->at, static_cast<int>(bin), r->hash, optimizer_slots, &s);
-               }
-             }
-           });
+  std::vector<int> bins;
+  for (size_t bin = 0; bin < stripes_.size(); ++bin) {
+    if (order.starts[bin + 1] > order.starts[bin]) bins.push_back(static_cast<int>(bin));
+  }
+  const auto num_bins = static_cast<int64_t>(bins.size());
+  const int64_t cost = 500 * (1 + static_cast<int64_t>(order.entries.size()) / (num_bins + 1));
+  parallel(num_bins, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int bin = bins[b];
+      const auto* first = order.entries.data() + order.starts[bin];
+      const auto* last = order.entries.data() + order.starts[bin + 1];
+      Stripe& s = *stripes_[bin];
+      const MutexLock lock(&s.mutex);
+      // By the first file alone: the next ones give many of the same rows again.
+      const std::vector<int>* file = batches[first->at >> kRecordBits].tables;
+      s.Reserve(std::find_if(first, last,
+                             [&](const RecordOrder::Entry& r) {
+                               return batches[r.at >> kRecordBits].tables != file;
+                             }) -
+                first);
+      for (const auto* r = first; r < last; ++r) {
+        if (last - r > 2 * kAheadRecords) s.PrefetchEntry(r[2 * kAheadRecords].hash);
+        if (last - r > kAheadRecords) s.PrefetchRow(s.PrefetchChunk(r[kAheadRecords].hash));
+        const RowColumns& columns = *batches[r->at >> kRecordBits].columns;
+        LoadRecord(columns, r->at & kRecordMask, bin, r->hash, optimizer_slots, &s);
+      }
+    }
+  });
 }
 
 void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int bin, uint64_t hash,
@@ -545,7 +564,7 @@ std::shared_ptr<const StagedRows> RowStore::Shown() const {
 }
 
 void RowStore::Apply(const StagedRows& staged, const ParallelFor& parallel) {
-  LoadInOrder(staged.columns(), staged.order(), /*optimizer_slots=*/false, parallel);
+  LoadInOrder({{&staged.columns(), nullptr}}, staged.order(), /*optimizer_slots=*/false, parallel);
   if (Shown().get() == &staged) Show(nullptr);
 }
 

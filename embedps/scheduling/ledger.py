@@ -418,11 +418,14 @@ class Ledger:
             self._again = set(again)
             self._returned = sorted(self._again)
 
-    def go_back(self, state: Mapping[str, Any]) -> list[Unit]:
-        """Goes back to an earlier state of this stage, while some servers keep what they applied.
+    def go_back(self, state: Mapping[str, Any], *, in_part: bool) -> list[Unit]:
+        """Goes back to an earlier state of this stage.
 
-        Units that were done since, or begun, are handed out again. Until they are done, a state
-        lists them as units that may be partially applied.
+        Units that were done since, or begun, are handed out again.
+
+        Args:
+          in_part: some servers keep what they applied. Until these units are done, a state lists
+            them as units that may be partially applied.
 
         Returns:
           The units that were done since.
@@ -433,6 +436,9 @@ class Ledger:
             done = {*range(self._prefix), *self._beyond} - {*self._aside} - self._again
         self.restore(state)
         again = sorted(done - before)
+        if not in_part:
+            with self._lock:
+                return [self._unit(position) for position in again]
         with self._lock:
             self._begun = begun
             self._undone |= {*again}

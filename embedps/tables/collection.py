@@ -492,7 +492,14 @@ class EmbeddingCollection:
 
     def clear(self) -> None:
         """Removes every row."""
-        self._on_each_store(lambda store: kernels.load().embedps_clear(store))
+        self.clear_shards(range(self.num_shards))
+
+    def clear_shards(self, shards: Iterable[int]) -> None:
+        """Removes every row of some shards."""
+        for shard in shards:
+            with tf.device(self.devices[shard]):
+                for stores in self._stores:
+                    kernels.load().embedps_clear(stores[shard])
 
     def mark_clean(self) -> dict[tuple[str, int], int]:
         """Forgets which rows were touched, for instance after a restore.

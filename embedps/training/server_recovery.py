@@ -7,6 +7,9 @@ gradients; the one that began anew applies them. So each step is applied once on
 for those of units that were in progress at the checkpoint, as after any restart: the server's files
 may have some of them already.
 
+Workers that train a step together read what the servers that stayed have, which must not be ahead
+of the rest: with `--sync`, all servers go back.
+
 What this does not cover is left to `recovery.py`, which restarts the client.
 """
 
@@ -55,9 +58,10 @@ class ServerRecovery:
         self._from: tuple[int, int] | None = None  # checkpoint and units aside, at the last one
         self._in_a_row = 0  # recoveries from these
         asked = config.cluster
+        self._alone = asked.way(cluster.place) == ASYNCHRONOUS
         prevents = {
             "a run without parameter servers": not cluster.num_ps,
-            "--sync": cluster.num_ps and asked.way(cluster.place) != ASYNCHRONOUS,
+            "--on-lost-worker continue": cluster.num_ps and asked.in_groups,
             "--eval inline": config.evaluation.mode == "inline",
             "--inner-share": config.evaluation.inner_share,
             "--watch": setup.ledger.grows,
@@ -131,7 +135,7 @@ class ServerRecovery:
         ledger = self._setup.ledger
         ledger.deaths.server_died()
         steps, rows, done = ledger.steps_done(), ledger.rows_done(), ledger.num_done
-        again = ledger.go_back(manifest.ledger)
+        again = ledger.go_back(manifest.ledger, in_part=self._alone)
         loss = LostProgress(
             why=lost.why,
             noticed_at=lost.noticed_at,
@@ -145,20 +149,29 @@ class ServerRecovery:
             restored_secs=round(restored - served, 2),
         )
         say(loss.describe())
+        others = "the others go on as they are" if self._alone else "so do the others"
         say(
             f"parameter server {lost.number} resumes from checkpoint {manifest.number}, step "
-            f"{manifest.step}, and the others go on as they are: it served again after "
-            f"{loss.served_secs} s, and was restored in {loss.restored_secs} s"
+            f"{manifest.step}, and {others}: it served again after {loss.served_secs} s, and "
+            f"{'was' if self._alone else 'all were'} restored in {loss.restored_secs} s"
         )
         return loss, again
 
     def _restore(self, lost: LostServer) -> Manifest:
-        """Gives the server what the last checkpoint has of it, and functions what it now has."""
+        """Gives the servers what the last checkpoint has of them, and functions their handles."""
         setup, device = self._setup, lost.device
         handles = ReboundHandles(device)
         collection = setup.collection
         shards = [s for s, on in enumerate(collection.devices) if on == device]
-        for old, new in collection.replace_shards(shards) + setup.step_logs.replace(device):
+        replaced = collection.replace_shards(shards)
+        if self._alone:
+            replaced += setup.step_logs.replace([device])
+        else:
+            replaced += setup.step_logs.replace(setup.step_logs.devices)
+            stayed = [s for s, on in enumerate(collection.devices) if on != device]
+            collection.clear_shards(stayed)
+            shards += stayed
+        for old, new in replaced:
             handles.replace(old, new)
         for function in collection.files.functions():
             handles.rebind(function)
@@ -174,6 +187,8 @@ class ServerRecovery:
         for variable, value in values:
             if variable.device == device:
                 handles.remake(variable, value, is_saved=True)
+            elif not self._alone:
+                own_variable(variable).assign(value)
         rate = setup.dense_rate
         for variable in self._cluster.variables_on(device):
             own = own_variable(variable)

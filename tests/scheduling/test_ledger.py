@@ -253,7 +253,7 @@ def test_units_since_a_state_are_done_again_and_are_in_doubt_until_then():
         ledger.done(unit)
     ledger.give_back(fourth)
     steps = ledger.steps_done()
-    assert ledger.go_back(state) == [first, third]
+    assert ledger.go_back(state, in_part=True) == [first, third]
     assert (ledger.num_done, ledger.num_undone) == (1, 2)
     assert ledger.steps_done() < steps
     now = ledger.state()
@@ -265,11 +265,27 @@ def test_units_since_a_state_are_done_again_and_are_in_doubt_until_then():
     assert ledger.num_repeated == repeated + 1  # the one that was in progress; logs know the others
     ledger.done(first)
     assert ledger.num_undone == 1
-    assert ledger.go_back(state) == [first]
+    assert ledger.go_back(state, in_part=True) == [first]
     assert rows_of(sorted([second, *take_all(ledger)], key=lambda u: u.position)) == rows_of(
         take_all(make_ledger(epochs=2))
     )
     assert ledger.num_undone == 0
+
+
+def test_units_since_a_state_are_done_again_and_not_in_doubt_if_all_servers_go_back():
+    ledger = make_ledger()
+    first, second = begin(ledger), begin(ledger)
+    ledger.done(second)
+    state = ledger.state()
+    third = begin(ledger)
+    for unit in (first, third):
+        ledger.done(unit)
+    assert ledger.go_back(state, in_part=False) == [first, third]
+    assert (ledger.num_done, ledger.num_undone) == (1, 0)
+    restored = make_ledger()
+    restored.restore(state)
+    assert ledger.state() == restored.state()
+    assert take_all(ledger) == take_all(restored)
 
 
 def test_attempts_are_counted_and_outlive_a_restore():

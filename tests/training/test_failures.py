@@ -392,13 +392,20 @@ def finish_in_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "in_place"), [("counted", False), ("two tasks", False), ("counted", True)]
+    ("name", "more"),
+    [
+        ("counted", ()),
+        ("two tasks", ()),
+        ("counted", IN_PLACE),
+        ("counted", (*IN_PLACE, "--sync=full")),
+        ("two tasks", (*IN_PLACE, "--sync=dense")),
+    ],
 )
 def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
-    tmp_path, dataset, programs, name, in_place
+    tmp_path, dataset, programs, name, more
 ):
     model_dir, model = tmp_path / "m", MODELS[name]
-    flags = (*LOCAL, f"--epochs={EPOCHS}", "--eval=none", *(IN_PLACE if in_place else ()))
+    flags = (*LOCAL, f"--epochs={EPOCHS}", "--eval=none", *more)
     run = train(programs, dataset, model_dir, *model, *flags)
     run.wait_for("delta")
     for what, number in (("ps 1", signal.SIGKILL), ("ps 0", signal.SIGSTOP)):
@@ -416,15 +423,15 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     assert "ps 1 ends, as it was told to" in (model_dir / "logs/ps-1.log").read_text()
     out = run.stop()
     killed, stopped, told = summary_of(model_dir)["recoveries"]
-    assert [r["in_place"] for r in (killed, stopped, told)] == [in_place] * 3
+    assert [r["in_place"] for r in (killed, stopped, told)] == [bool(more)] * 3
     assert "parameter server" in killed["why"]
     assert all(r["secs"] > 0 for r in (killed, stopped, told)), out
     assert killed["examples"] >= 0
     assert told["units"] == 0
     epochs = finish_in_one_process(programs, dataset, model_dir, *model)
     epochs -= 2 * (name == "counted")
-    # In place, what was in progress may be half applied on the server that stayed.
-    within_units = 2 * IN_FLIGHT if in_place else 0
+    # What was in progress may be half applied on a server that stayed as it was.
+    within_units = 2 * IN_FLIGHT if more == IN_PLACE else 0
     check(model_dir, dataset, programs, epochs=epochs, within_units=within_units)
 
 

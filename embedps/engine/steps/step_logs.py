@@ -8,7 +8,7 @@ Distributed ML via a Stale Synchronous Parallel Parameter Server").
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -63,7 +63,7 @@ class StepLogs:
         self.most_stale = most_stale
         self._container = container
         self._logs: dict[str, tf.Tensor] = {}
-        self._shared: Mapping[str, tf.Tensor] = {}
+        self._shared: dict[str, tf.Tensor] = {}
 
     def make(self, devices: Iterable[str]) -> Mapping[str, tf.Tensor]:
         """Makes the log of each device; returns them."""
@@ -75,12 +75,19 @@ class StepLogs:
         self._shared = self._new(devices)
         return self._shared
 
-    def replace(self, device: str) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Makes the log of a server that began anew; gives the old and the new handle."""
-        if device not in self._logs:
-            return []
-        old, self._logs[device] = self._logs[device], self._new([device])[device]
-        return [(old, self._logs[device])]
+    @property
+    def devices(self) -> Set[str]:
+        """The servers that have a log."""
+        return {*self._logs, *self._shared}
+
+    def replace(self, devices: Container[str]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Makes the logs of some servers anew; gives the old and the new handle of each."""
+        replaced = []
+        for logs in {id(each): each for each in (self._logs, self._shared)}.values():
+            for device in [each for each in logs if each in devices]:
+                old, logs[device] = logs[device], self._new([device])[device]
+                replaced.append((old, logs[device]))
+        return replaced
 
     def share(self) -> Mapping[str, tf.Tensor]:
         """Says that workers take all steps together; returns the logs that `make` made."""

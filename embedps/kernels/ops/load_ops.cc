@@ -106,10 +106,11 @@ absl::Status MatchTables(const std::string& path, const RowFileSchema& file, con
   return absl::OkStatus();
 }
 
-// Batches of records that are loaded together.
+// Batches of a file's records that are loaded together.
 struct Window {
+  std::vector<const RowColumns*> batches;
+  std::vector<int> tables;         // as RowStore::Load takes it
   std::deque<RowColumns> columns;  // do not move; some may be left of a larger window before
-  std::vector<RecordBatch> batches;
 };
 
 // An op that reads the row files of its inputs paths, bytes and xxh3_64, from 1 on.
@@ -124,8 +125,8 @@ class RowReaderOp : public FileOp {
   }
 
  protected:
-  // Calls take(batches) for some batches of records after the other, in the order of the files.
-  // Some of the records may be another shard's.
+  // Calls take(batches, tables) for some batches of a file after the other, in the order of the
+  // files. Some of the records may be another shard's. `tables` is as RowStore::Load takes it.
   template <typename Take>
   absl::Status ReadFiles(OpKernelContext* context, const RowStore& store, bool optimizer_slots,
                          const Take& take) const {
@@ -146,7 +147,7 @@ class RowReaderOp : public FileOp {
       TF_RETURN_IF_ERROR(next.get());
       if (windows[i].batches.empty()) return absl::OkStatus();
       next = read(&windows[1 - i]);
-      take(windows[i].batches);
+      take(windows[i].batches, windows[i].tables);
     }
   }
 
@@ -165,21 +166,24 @@ class RowReaderOp : public FileOp {
       files_.emplace_back(std::move(path), expected);
     }
 
-    // Reads the next batches, none at the end.
+    // Reads the next batches, of one file; none at the end.
     absl::Status Read(Window* window) {
       window->batches.clear();
       for (int64_t bytes = 0; bytes < bytes_;) {
+        // A table with a limit chooses among the rows of the files before.
+        if (!window->batches.empty() && batch_ == reader_->num_batches()) break;
         TF_RETURN_IF_ERROR(ToNextBatch());
         if (reader_ == nullptr) break;
         const size_t n = window->batches.size();
         if (n == window->columns.size()) window->columns.emplace_back();
         RowColumns* columns = &window->columns[n];
         TF_RETURN_IF_ERROR(ToTensorFlow(reader_->Read(batch_++, columns)));
-        window->batches.push_back({columns, &tables_.back()});
+        window->batches.push_back(columns);
         size_t floats = columns->embedding.size();
         for (const std::vector<float>& slots : columns->optimizer_slots) floats += slots.size();
         bytes += static_cast<int64_t>(sizeof(float) * floats) + kRowBytes * columns->num_rows;
       }
+      window->tables = tables_;
       return absl::OkStatus();
     }
 
@@ -195,9 +199,9 @@ class RowReaderOp : public FileOp {
         if (at_ == files_.size()) return absl::OkStatus();
         const auto& [path, expected] = files_[at_++];
         TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, expected, &reader_)));
-        tables_.emplace_back();
+        tables_.clear();
         TF_RETURN_IF_ERROR(
-            MatchTables(path, reader_->schema(), store_, optimizer_slots_, &tables_.back()));
+            MatchTables(path, reader_->schema(), store_, optimizer_slots_, &tables_));
         batch_ = 0;
       }
       return absl::OkStatus();
@@ -207,9 +211,9 @@ class RowReaderOp : public FileOp {
     const bool optimizer_slots_;
     int64_t bytes_ = kMinWindowBytes;  // of a window
     std::vector<std::pair<std::string, FileSum>> files_;
-    size_t at_ = 0;                        // the next file
-    std::deque<std::vector<int>> tables_;  // of the files so far, which do not move
+    size_t at_ = 0;  // the next file
     std::unique_ptr<RowFileReader> reader_;
+    std::vector<int> tables_;  // of its file
     int batch_ = 0;
   };
 };
@@ -223,8 +227,8 @@ class LoadRowsOp : public RowReaderOp {
     const ParallelFor parallel = DeviceThreads(context);
     int64_t records = 0;
     TF_RETURN_IF_ERROR(
-        ReadFiles(context, *store, optimizer_slots_, [&](const std::vector<RecordBatch>& batches) {
-          records += store->Load(batches, shard_, num_shards_, optimizer_slots_, parallel);
+        ReadFiles(context, *store, optimizer_slots_, [&](const auto& batches, const auto& tables) {
+          records += store->Load(batches, tables, shard_, num_shards_, optimizer_slots_, parallel);
         }));
     return OutputScalar(context, 0, records);
   }
@@ -262,9 +266,9 @@ class StageRowsOp : public RowReaderOp {
         new StagedResource(store->Stage(shard_, num_shards_)));
     int64_t records = 0;
     TF_RETURN_IF_ERROR(ReadFiles(context, *store, /*optimizer_slots=*/false,
-                                 [&](const std::vector<RecordBatch>& batches) {
-                                   for (const RecordBatch& each : batches) {
-                                     records += staged->rows.Add(*each.columns, *each.tables);
+                                 [&](const auto& batches, const auto& tables) {
+                                   for (const RowColumns* columns : batches) {
+                                     records += staged->rows.Add(*columns, tables);
                                    }
                                  }));
     staged->rows.Finish();

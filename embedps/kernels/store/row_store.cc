@@ -442,7 +442,8 @@ bool RowStore::IsOfShard(int table, int64_t id, int shard, int num_shards) const
   return ShardOf(RowHash(salts_[table], id), num_shards) == shard;
 }
 
-int64_t RowStore::Load(const std::vector<RecordBatch>& batches, int shard, int num_shards,
+int64_t RowStore::Load(const std::vector<const RowColumns*>& batches,
+                       const std::vector<int>& tables, int shard, int num_shards,
                        bool optimizer_slots, const ParallelFor& parallel) {
   struct Record {
     RecordOrder::Entry entry;
@@ -450,15 +451,15 @@ int64_t RowStore::Load(const std::vector<RecordBatch>& batches, int shard, int n
   };
   std::vector<Record> ours;
   int64_t num_records = 0;
-  for (const RecordBatch& batch : batches) num_records += batch.columns->num_rows;
+  for (const RowColumns* columns : batches) num_records += columns->num_rows;
   ours.reserve(num_records);
   RecordOrder order;
   order.starts.assign(stripes_.size() + 1, 0);
   for (size_t b = 0; b < batches.size(); ++b) {
-    const RowColumns& columns = *batches[b].columns;
+    const RowColumns& columns = *batches[b];
     const int64_t place = static_cast<int64_t>(b) << kRecordBits;
     for (int64_t i = 0; i < columns.num_rows; ++i) {
-      const int t = (*batches[b].tables)[columns.table[i]];
+      const int t = tables[columns.table[i]];
       if (t < 0) continue;
       const uint64_t hash = RowHash(salts_[t], columns.id[i]);
       if (ShardOf(hash, num_shards) != shard) continue;
@@ -475,7 +476,7 @@ int64_t RowStore::Load(const std::vector<RecordBatch>& batches, int shard, int n
   return static_cast<int64_t>(ours.size());
 }
 
-void RowStore::LoadInOrder(const std::vector<RecordBatch>& batches, const RecordOrder& order,
+void RowStore::LoadInOrder(const std::vector<const RowColumns*>& batches, const RecordOrder& order,
                            bool optimizer_slots, const ParallelFor& parallel) {
   if (tier_) tier_->Pace();
   std::vector<int> bins;
@@ -491,17 +492,11 @@ void RowStore::LoadInOrder(const std::vector<RecordBatch>& batches, const Record
       const auto* last = order.entries.data() + order.starts[bin + 1];
       Stripe& s = *stripes_[bin];
       const MutexLock lock(&s.mutex);
-      // By the first file alone: the next ones give many of the same rows again.
-      const std::vector<int>* file = batches[first->at >> kRecordBits].tables;
-      s.Reserve(std::find_if(first, last,
-                             [&](const RecordOrder::Entry& r) {
-                               return batches[r.at >> kRecordBits].tables != file;
-                             }) -
-                first);
+      s.Reserve(last - first);
       for (const auto* r = first; r < last; ++r) {
         if (last - r > 2 * kAheadRecords) s.PrefetchEntry(r[2 * kAheadRecords].hash);
         if (last - r > kAheadRecords) s.PrefetchRow(s.PrefetchChunk(r[kAheadRecords].hash));
-        const RowColumns& columns = *batches[r->at >> kRecordBits].columns;
+        const RowColumns& columns = *batches[r->at >> kRecordBits];
         LoadRecord(columns, r->at & kRecordMask, bin, r->hash, optimizer_slots, &s);
       }
     }
@@ -564,7 +559,7 @@ std::shared_ptr<const StagedRows> RowStore::Shown() const {
 }
 
 void RowStore::Apply(const StagedRows& staged, const ParallelFor& parallel) {
-  LoadInOrder({{&staged.columns(), nullptr}}, staged.order(), /*optimizer_slots=*/false, parallel);
+  LoadInOrder({&staged.columns()}, staged.order(), /*optimizer_slots=*/false, parallel);
   if (Shown().get() == &staged) Show(nullptr);
 }
 

@@ -78,12 +78,6 @@ struct RowStoreConfig {
   EvictedRows::OpenFile open_evicted_file;
 };
 
-// Records of a file. `tables` maps a record's table to a store's, or to -1 to skip it.
-struct RecordBatch {
-  const RowColumns* columns;
-  const std::vector<int>* tables;
-};
-
 // Returns a table's part of what the files of evicted rows take. Byte limits count it.
 inline int64_t EvictedBytesPerTable(const RowStoreConfig& config) {
   const auto num_tables = static_cast<int64_t>(config.tables.size());
@@ -197,16 +191,17 @@ class RowStore {
   // Makes running copies fail.
   void StopCopies() { ++copies_stopped_; }
 
-  // Loads records in order: rows overwrite, removals remove. Loads only ids of `shard` among
-  // `num_shards`. Without `optimizer_slots`, these keep their initial values. Floats of another
-  // dtype are rounded to the nearest. Returns how many records it loaded. The next cut does not
-  // list what is loaded or removed here. Files have rows by stripe, and a stripe's load on one
-  // thread: so many batches at once load in parallel.
-  int64_t Load(const std::vector<RecordBatch>& batches, int shard, int num_shards,
-               bool optimizer_slots, const ParallelFor& parallel);
+  // Loads a file's records in order: rows overwrite, removals remove. Loads only ids of `shard`
+  // among `num_shards`. `tables` maps a record's table to this store's, or to -1 to skip it.
+  // Without `optimizer_slots`, these keep their initial values. Floats of another dtype are rounded
+  // to the nearest. Returns how many records it loaded. The next cut does not list what is loaded
+  // or removed here. Files have rows by stripe, and a stripe's load on one thread: so many batches
+  // at once load in parallel.
+  int64_t Load(const std::vector<const RowColumns*>& batches, const std::vector<int>& tables,
+               int shard, int num_shards, bool optimizer_slots, const ParallelFor& parallel);
   int64_t Load(const RowColumns& columns, const std::vector<int>& tables, int shard, int num_shards,
                bool optimizer_slots, const ParallelFor& parallel) {
-    return Load({{&columns, &tables}}, shard, num_shards, optimizer_slots, parallel);
+    return Load({&columns}, tables, shard, num_shards, optimizer_slots, parallel);
   }
 
   // From now on new rows of a table begin with these vectors, where they have the id; those that
@@ -350,7 +345,7 @@ class RowStore {
   // not among `vectors` and a function must compute it.
   bool InitialEmbedding(int table, int64_t id, const NewVectors& vectors, float* embedding) const;
   // Loads records of batches; `order` has a record's batch, and its place there (kRecordBits).
-  void LoadInOrder(const std::vector<RecordBatch>& batches, const RecordOrder& order,
+  void LoadInOrder(const std::vector<const RowColumns*>& batches, const RecordOrder& order,
                    bool optimizer_slots, const ParallelFor& parallel);
   void LoadRecord(const RowColumns& columns, int64_t i, int bin, uint64_t hash,
                   bool optimizer_slots, Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);

@@ -227,6 +227,7 @@ class Config(Options):
     on_lost_worker: OnLostWorker = option(
         "repeat", "of the runs; continue scores inline, so that no two epochs overlap"
     )
+    recover_in_place: bool = option(False, "go on beside parameter servers that are lost")
     workers: int = option(2, "of the runs", least=1, most=64)
     backup_workers: int = option(0, "of the runs, with --on-lost-worker continue", least=0, most=63)
 
@@ -241,6 +242,7 @@ def measure(config: Config, run: Run) -> Content:
     limit = 600 + 240 * config.minutes
     flags = [f"--epochs={epochs}", f"--sync={config.sync}", f"--num-workers={config.workers}"]
     flags.append(f"--backup-workers={config.backup_workers}")
+    flags += ["--recover-in-place"] * config.recover_in_place
     if config.on_lost_worker == "continue":
         # A row that one step has of two epochs is updated once: it would miss a visit.
         flags += ["--on-lost-worker=continue", "--eval=inline"]

@@ -91,7 +91,7 @@ def test_base_and_deltas_equal_live_rows_on_any_shards(num_shards, tmp_path):
 
 
 def test_long_chain_loads_at_once_into_the_same_places(tmp_path):
-    """Windows of batches end within a stripe, and reach from one file into the next."""
+    """Windows of batches end within a stripe, or with their file."""
     tables = [make_table("t", 16, optimizer=Adagrad()), make_table("u", 16, optimizer=Adagrad())]
     live = make_collection(tables)
     look(live, {"t": ids(*range(200_000)), "u": ids(*range(5000))}, insert=True)

@@ -42,6 +42,11 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
     for file in dataset.input.files:
         if not file.lines:
             say(f"{file.path}: no rows (see {dataset.directory / dataset.bad_lines})")
+    for side in dataset.input.joins:
+        say(
+            f"{side.name}: {side.rows:,} rows joined by {side.on}; {side.unmatched:,} of the rows "
+            "read have none there"
+        )
     if dataset.texts.columns:
         say(_texts_line(dataset.texts))
     if wall_secs is None:

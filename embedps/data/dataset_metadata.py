@@ -163,13 +163,38 @@ class InputFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SideTable:
+    """Describes a side table that rows were joined with.
+
+    Attributes:
+      on: the column of the rows that has the key.
+      files: its files.
+      rows: how many it has.
+      unmatched: how many of the rows read have no row in it.
+    """
+
+    on: str
+    files: tuple[InputFile, ...]
+    rows: int
+    unmatched: int = 0
+
+    @property
+    def name(self) -> str:
+        """Names it in messages."""
+        return ", ".join(file.path for file in self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputSummary:
     """Describes a dataset's input: enough to tell whether a rerun would write the same bytes."""
+
+    may_lack: ClassVar[tuple[str, ...]] = ("joins",)
 
     files: tuple[InputFile, ...] = ()
     lines_read: int = 0
     lines_bad: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    joins: tuple[SideTable, ...] = ()
 
 
 def read_fields(kind: type, node: Any, where: str = "") -> dict[str, Any]:

@@ -131,9 +131,15 @@ def no_digest(learned: Sequence[str]) -> str:
 
 def _nodes(table: Mapping[str, Any]) -> dict[str, Any]:
     """Gives what decides each written column, by kind and name."""
-    columns = {column["name"]: column for column in table["column"]}
+    joined = [
+        column
+        for join in table.get("join", ())
+        for column in join["column"]
+        if column["as"] != "ignore" and column["name"] != join["key"]
+    ]
+    columns = {column["name"]: column for column in (*table["column"], *joined)}
     nodes: dict[str, Any] = {}
-    for column in table["column"]:
+    for column in columns.values():
         if column["as"] == "label":
             nodes[f"label {column['name']!r}"] = {
                 key: column[key] for key in _LABEL_SETTINGS if key in column

@@ -19,15 +19,22 @@ r"""The declared schema of a table: its file format, its columns and the feature
     cross = ["C1", "C2"]
     transform = [{ hash = 100000 }]
 
+    [[join]]                  # a side table: columns that a row gets by the value of one
+    file = "items.csv"        # beside the schema; a pattern or a list too; CSV settings as above
+    on = "C1"                 # the row's column
+    key = "id"                # the side table's
+    column = [{ name = "year", as = "numeric" }]
+
 The fitted form of the same table is `_transforms.json` (embedps/features/transforms.py).
 """
 
 from __future__ import annotations
 
 import codecs
+import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +42,22 @@ import pyarrow as pa
 
 from embedps.config_fields import shown
 from embedps.errors import UsageError
-from embedps.features.table_columns import (
-    COLUMN_TYPES,
-    ID_TYPES,
-    ROLES,
-    Column,
-    Feature,
-    History,
-    check_unique,
+from embedps.features.declarations import (
+    are_texts,
+    check_kinds,
+    declared_feature,
+    parse_columns,
 )
-from embedps.features.transform_steps import finite_number, parse_step
+from embedps.features.table_columns import Column, Feature, check_unique
 
 SCHEMAS = Path(__file__).parent / "schemas"
 """The folder of the schemas that the package ships."""
 
 TEXT_FORMATS = ("csv", "jsonl")
 FORMATS = (*TEXT_FORMATS, "parquet", "orc", "tfrecord", "avro")
-_KINDS = {str: "a text", bool: "true or false"}
 _SETTINGS = dict.fromkeys(("name", "format", "delimiter", "quote", "encoding"), str)
-_COLUMN_SETTINGS = {
-    **dict.fromkeys(("type", "separator", "format", "task", "weight"), str),
-    **dict.fromkeys(("keep", "flatten", "optional", "soft"), bool),
-}
 _CSV_SETTINGS = ("delimiter", "header", "quote")
-_SOURCES = ("numeric", "categorical", "list", "timestamp")
+_JOIN_SETTINGS = {"on": str, "key": str, "required": bool}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +73,8 @@ class Table:
     quote: str = '"'
     encoding: str = "utf-8"
     missing: tuple[str, ...] = ("",)
+    joins: tuple[Join, ...] = ()
+    """The side tables, whose columns are among the table's."""
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -105,17 +106,15 @@ class Table:
         if self.format not in TEXT_FORMATS and self.encoding != "utf-8":
             raise UsageError(f"encoding belongs to a format of {TEXT_FORMATS}, not {self.format!r}")
         check_unique("column", [column.name for column in self.columns])
-        if self.format == "csv" and (paths := [c.name for c in self.columns if c.path]):
-            raise UsageError(f"path belongs to another format than csv, {paths} have one")
         self._check_weights()
         self._check_histories()
+        for place, join in enumerate(self.joins):
+            self._check_join(join, {c.name for j in self.joins[place:] for c in j.columns})
         if len(found := [c.name for c in self.columns if c.role == "timestamp"]) > 1:
             raise UsageError(f"a table must have at most one timestamp column, got {found}")
         written = [feature.name for feature in self.features]
         written += [column.name for column in self.columns if column.is_written]
         check_unique("feature", written)
-        if not self.features:
-            raise UsageError("a table must have a numeric, categorical or list column")
         for feature in self.features:
             self._check_feature(feature)
 
@@ -156,6 +155,32 @@ class Table:
                 "histories must be by one column, they are by "
                 f"{', '.join(history.by for _, history in made)}"
             )
+
+    def _check_join(self, join: Join, later: set[str]) -> None:
+        on = self.column(join.on)
+        if on.role not in ("key", "categorical") or on.name in later:
+            raise UsageError(
+                f"{join.where}: on must be a key or categorical column of the input, or of a join "
+                f"before this one, got {on.name!r}"
+            )
+        key = join.declared_key
+        if key is None and join.source.format == "csv" and join.source.header is not True:
+            raise UsageError(
+                f"{join.where}: key {join.key!r} must be among its columns, in the order of the "
+                "file, where no header names them"
+            )
+        if key is not None and (key.role, key.type) not in (("ignore", "string"), ("key", on.type)):
+            raise UsageError(
+                f'{join.where}: its key {join.key!r} must be declared as = "key" with the type '
+                f"{on.type!r} of {on.name!r}, got {key.role!r} with {key.type!r}"
+            )
+        for column in join.columns:
+            has_missing = column.role not in ("label", "weight", "timestamp") or column.optional
+            if not has_missing or column.value:
+                raise UsageError(
+                    f"{join.where}: column {column.name!r} must be one that may be missing, as "
+                    "some rows may have no row there: a feature, a key or an optional label"
+                )
 
     def _check_feature(self, feature: Feature) -> None:
         where = f"feature {feature.name!r}"
@@ -203,12 +228,25 @@ class Table:
 
     @property
     def as_read(self) -> Table:
-        """The table of what the input has: without histories."""
-        columns = tuple(column for column in self.columns if column.history is None)
-        if len(columns) == len(self.columns):
+        """The table of what the input and its side tables have: without histories."""
+        return self._without({c.name for c in self.columns if c.history is not None})
+
+    @property
+    def joined(self) -> dict[str, Join]:
+        """The columns of side tables, by name."""
+        return {column.name: join for join in self.joins for column in join.columns}
+
+    @property
+    def of_input(self) -> Table:
+        """The table of what the input's files have: without histories and side tables."""
+        return replace(self.as_read, joins=())._without(set(self.joined))
+
+    def _without(self, names: Collection[str]) -> Table:
+        """Returns the table without some columns and what is made of them."""
+        if not names:
             return self
-        names = {column.name for column in columns}
-        features = tuple(f for f in self.features if names.issuperset(f.sources))
+        columns = tuple(column for column in self.columns if column.name not in names)
+        features = tuple(f for f in self.features if not {*names}.intersection(f.sources))
         return replace(self, columns=columns, features=features)
 
     @property
@@ -238,6 +276,7 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form that `parse` reads."""
+        joined = self.joined
         return {
             "name": self.name,
             "format": self.format,
@@ -246,7 +285,8 @@ class Table:
             "quote": self.quote,
             **({"encoding": self.encoding} if self.encoding != "utf-8" else {}),
             "missing": list(self.missing),
-            "column": [column.to_json() for column in self.columns],
+            "column": [c.to_json() for c in self.columns if c.name not in joined],
+            **({"join": [join.to_json() for join in self.joins]} if self.joins else {}),
             "feature": [feature.to_json() for feature in self.features],
         }
 
@@ -270,14 +310,11 @@ class Table:
         except (ValueError, RecursionError) as error:  # ValueError: not TOML, or not UTF-8
             raise UsageError(f"--schema {name_or_path}: must be TOML: {error}") from None
         try:
-            format_ = node.get("format", cls.format)
             # Not in `parse`: the stored form has them, whatever the format.
-            if format_ in FORMATS[1:] and (own := [n for n in _CSV_SETTINGS if n in node]):
-                raise UsageError(
-                    f"{', '.join(own)} must not be there for format = {format_!r}, as only csv has "
-                    "such a setting: leave it out"
-                )
-            return cls.parse({"name": path.stem} | node)
+            _check_csv_settings(node)
+            table = cls.parse({"name": path.stem} | node)
+            joins = tuple(replace(join, folder=str(path.parent)) for join in table.joins)
+            return replace(table, joins=joins)
         except UsageError as error:
             raise UsageError(f"--schema {name_or_path}: {error}") from None
 
@@ -288,51 +325,159 @@ class Table:
             raise UsageError(f"a schema must be a table of settings, got {shown(node)}")
         _check_texts(node)
         settings = dict(node)
-        _check_kinds("a schema", settings, _SETTINGS)
-        columns: list[Column] = []
-        features: list[Feature] = []
+        check_kinds("a schema", settings, _SETTINGS)
         explicit = [dict(entry) for entry in _entries(settings.pop("feature", []), "feature")]
         for declared in explicit:
-            _check_kinds("a feature", declared, {"name": str, "from": str})
+            check_kinds("a feature", declared, {"name": str, "from": str})
+        entries = _entries(settings.pop("column", []), "column")
+        parts = [parse_columns(entries)]
+        joins: list[Join] = []
+        for entry in _entries(settings.pop("join", []), "join"):
+            join, features = _join({"missing": settings.get("missing", [""]), **entry})
+            joins.append(join)
+            parts.append(([*join.columns], features))
+        columns = [column for found, _ in parts for column in found]
+        # A stored table lists every feature, including those that columns declare.
         own = {entry.get("name") for entry in explicit}
-        for entry in _entries(settings.pop("column", []), "column"):
-            entry = dict(entry)
-            names = entry.pop("names", None) or [entry.pop("name", "")]
-            if not _are_texts(names):
-                raise UsageError(
-                    f"a column must have a name, or a list of names, got {shown(names)}"
-                )
-            transform = entry.pop("transform", [])
-            for name in names:
-                column = _column(name, entry)
-                columns.append(column)
-                if column.role in ("numeric", "categorical", "list"):
-                    # A stored table lists every feature, including those that columns declare.
-                    if name not in own:
-                        features.append(_feature(column.name, (column,), transform))
-                elif transform:
-                    raise UsageError(f"column {name!r}: a {column.role} column has no transform")
+        made = [each for _, found in parts for each in found if each.name not in own]
         by_name = {column.name: column for column in columns}
-        for entry in explicit:
-            features.append(_declared_feature(entry, by_name))
-        missing = settings.get("missing", [""])
-        if not _are_texts(missing):
-            raise UsageError(f"missing must be a list of texts, got {shown(missing)}")
-        settings["missing"] = tuple(missing)
-        unknown = set(settings) - {*_SETTINGS, "header", "missing"}
-        if unknown:
-            raise UsageError(f"a schema has no {', '.join(sorted(unknown))}")
-        return cls(columns=tuple(columns), features=tuple(features), **settings)
+        made += [declared_feature(entry, by_name) for entry in explicit]
+        table = cls(
+            columns=tuple(columns),
+            features=tuple(made),
+            joins=tuple(joins),
+            **_table_settings(settings),
+        )
+        paths = [c.name for c in parts[0][0] if c.path]
+        if table.format == "csv" and paths:
+            raise UsageError(f"path belongs to another format than csv, {paths} have one")
+        if not table.features:
+            raise UsageError("a table must have a numeric, categorical or list column")
+        return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """A side table: each row gets the columns of that row of it that has its key.
+
+    Attributes:
+      files: paths and patterns.
+      on: the column of the rows.
+      source: what the files have.
+      key: the column of the files.
+      required: whether each row must have one there.
+      folder: where relative paths begin; not declared.
+    """
+
+    files: tuple[str, ...]
+    on: str
+    key: str
+    source: Table
+    required: bool = False
+    folder: str = field(default="", compare=False)
+
+    @property
+    def where(self) -> str:
+        """Names the join in messages."""
+        return f"join of {', '.join(self.files)}"
+
+    @property
+    def declared_key(self) -> Column | None:
+        """The key as the files' columns declare it; None if it is not among them."""
+        return next((c for c in self.source.columns if c.name == self.key), None)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that rows get."""
+        return tuple(c for c in self.source.read_columns if c.name != self.key)
+
+    @property
+    def patterns(self) -> list[str]:
+        """The files' paths and patterns, from the working directory or absolute."""
+        return [f if "://" in f else os.path.join(self.folder, f) for f in self.files]
+
+    def table(self, on: Column) -> Table:
+        """Returns the table to read the files by: keys as `on` declares them, the file's names."""
+        declared = self.declared_key
+        path = () if declared is None else declared.path
+        key = Column(name=self.key, role="key", type=on.type, path=path)
+        columns = [key if c.name == self.key else c for c in self.source.columns]
+        columns += [key] if declared is None else []
+        return replace(self.source, columns=tuple(_as_in_file(c, self.source) for c in columns))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON form that `Table.parse` reads."""
+        source = self.source.to_json()
+        left = {"name", "feature", *(() if self.source.format == "csv" else _CSV_SETTINGS)}
+        return {
+            "file": [*self.files],
+            "on": self.on,
+            "key": self.key,
+            **({"required": True} if self.required else {}),
+            **{name: value for name, value in source.items() if name not in left},
+        }
+
+
+def _as_in_file(column: Column, source: Table) -> Column:
+    """Names a column of CSV as its header does, which `path` may say."""
+    if source.format != "csv" or not column.path:
+        return column
+    return replace(column, name=".".join(column.path), path=())
+
+
+def _join(node: Mapping[str, Any]) -> tuple[Join, list[Feature]]:
+    """Parses a join; returns the features of its columns too."""
+    settings = dict(node)
+    files = settings.pop("file", None)
+    files = [files] if isinstance(files, str) else files
+    if not are_texts(files) or not files or not all(files):
+        raise UsageError(f"a join must have file = a path, or a list of paths, got {shown(files)}")
+    where = f"join of {', '.join(files)}"
+    try:
+        check_kinds("it", settings, _JOIN_SETTINGS | _SETTINGS)
+        own = {name: settings.pop(name) for name in _JOIN_SETTINGS if name in settings}
+        if not own.get("on"):
+            raise UsageError("on must be the column of the rows by which they get theirs")
+        _check_csv_settings(settings)
+        columns, features = parse_columns(_entries(settings.pop("column", []), "join.column"))
+        if found := [column.name for column in columns if column.history is not None]:
+            raise UsageError(f"a history is a [[column]] of the schema, {found} are of the join")
+        if "name" in settings or "feature" in settings:
+            raise UsageError(
+                "a join has no name and no feature: declare a [[feature]] of the schema"
+            )
+        source = Table(columns=tuple(columns), features=(), **_table_settings(settings))
+        join = Join(files=tuple(files), source=source, **{"key": own["on"], **own})
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    if not join.columns:
+        raise UsageError(f"{where}: it must have columns besides its key {join.key!r}")
+    return join, features
+
+
+def _table_settings(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks the settings of a table's files, with `missing` as a tuple."""
+    if unknown := {*node} - {*_SETTINGS, "header", "missing"}:
+        raise UsageError(f"a schema has no {', '.join(sorted(unknown))}")
+    missing = node.get("missing", [""])
+    if not are_texts(missing):
+        raise UsageError(f"missing must be a list of texts, got {shown(missing)}")
+    return {**node, "missing": tuple(missing)}
+
+
+def _check_csv_settings(node: Mapping[str, Any]) -> None:
+    format_ = node.get("format", "csv")
+    if format_ in FORMATS[1:] and (own := [n for n in _CSV_SETTINGS if n in node]):
+        raise UsageError(
+            f"{', '.join(own)} must not be there for format = {format_!r}, as only csv has "
+            "such a setting: leave it out"
+        )
 
 
 def _entries(node: Any, what: str) -> list[Mapping[str, Any]]:
     if not isinstance(node, list) or not all(isinstance(entry, Mapping) for entry in node):
         raise UsageError(f"{what} must be [[{what}]] tables, got {shown(node)}")
     return node
-
-
-def _are_texts(node: Any) -> bool:
-    return isinstance(node, list) and all(isinstance(each, str) for each in node)
 
 
 def _check_texts(node: Any) -> None:
@@ -347,111 +492,3 @@ def _check_texts(node: Any) -> None:
             node.encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"a schema's texts must be UTF-8: {error}") from None
-
-
-def _check_kinds(where: str, node: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
-    """Checks of which kind the settings are; raises UsageError if one is of another."""
-    for key, kind in kinds.items():
-        if key in node and not isinstance(node[key], kind):
-            raise UsageError(f"{where}: {key} must be {_KINDS[kind]}, got {shown(node[key])}")
-
-
-def _column(name: str, entry: Mapping[str, Any]) -> Column:
-    settings = dict(entry)
-    role = settings.pop("as", None)
-    unknown = set(settings) - {
-        "type", "separator", "format", "positive_from", "task", "classes", "keep", "path",
-        "flatten", "optional", "soft", "weight", "history", "value",
-    }  # fmt: skip
-    if unknown:
-        raise UsageError(f"column {name!r} has no setting {', '.join(sorted(unknown))}")
-    if role not in ROLES:
-        raise UsageError(f"column {name!r}: as must be one of {ROLES}, got {shown(role)}")
-    _check_kinds(f"column {name!r}", settings, _COLUMN_SETTINGS)
-    if "positive_from" in settings:
-        finite_number(f"column {name!r}: positive_from", settings["positive_from"])
-    default = "text" if "format" in settings else COLUMN_TYPES[role][0]
-    if "classes" in settings:
-        settings["classes"] = _classes(name, settings["classes"])
-        settings.setdefault("task", "classes")
-    if "value" in settings:
-        settings["value"] = str(settings["value"])
-    if "history" in settings:
-        settings["history"] = _history(name, settings["history"])
-    if "path" in settings:
-        settings["path"] = _path(name, settings["path"])
-    if role in ("categorical", "list", "key") and "type" not in settings:
-        raise UsageError(f"column {name!r}: type must be given, one of {ID_TYPES}")
-    return Column(name=name, role=role, type=settings.pop("type", default), **settings)
-
-
-def _path(name: str, node: Any) -> tuple[str, ...]:
-    keys = node.split(".") if isinstance(node, str) else node
-    if not _are_texts(keys) or not keys or not all(keys):
-        raise UsageError(
-            f'column {name!r}: path must be keys with a "." between, or a list of them if a key '
-            f"has one, got {shown(node)}"
-        )
-    return tuple(keys)
-
-
-def _history(name: str, node: Any) -> History:
-    kinds = {"of": str, "by": str, "positives": bool}
-    if not isinstance(node, Mapping) or not {"of", "by"} <= {*node}:
-        raise UsageError(
-            f"column {name!r}: history must have of = column and by = the user's column, got "
-            f"{shown(node)}"
-        )
-    if unknown := {*node} - {*kinds, "length", "days"}:
-        raise UsageError(f"column {name!r}: history has no setting {', '.join(sorted(unknown))}")
-    _check_kinds(f"column {name!r}: history", node, kinds)
-    try:
-        return History(**node)
-    except UsageError as error:
-        raise UsageError(f"column {name!r}: history: {error}") from None
-
-
-def _classes(name: str, node: Any) -> int | tuple[str, ...]:
-    if isinstance(node, int) and not isinstance(node, bool) and 2 <= node < 1 << 31:
-        return node
-    if _are_texts(node) and len(node) >= 2:
-        return tuple(node)
-    raise UsageError(
-        f"column {name!r}: classes must be a number from 2 to below 2**31, or a list of texts, got "
-        f"{shown(node)}"
-    )
-
-
-def _feature(name: str, sources: tuple[Column, ...], transform: Any) -> Feature:
-    if not isinstance(transform, list):
-        raise UsageError(f"feature {name!r}: transform must be a list, got {shown(transform)}")
-    try:
-        parsed = tuple(parse_step(step) for step in transform)
-    except UsageError as error:
-        raise UsageError(f"feature {name!r}: {error}") from None
-    kind = "categorical" if len(sources) > 1 else sources[0].role
-    if kind in ("numeric", "timestamp") and parsed:
-        kind = "categorical" if parsed[-1].gives == "ids" else "numeric"
-    return Feature(name=name, sources=tuple(c.name for c in sources), kind=kind, steps=parsed)
-
-
-def _declared_feature(entry: Mapping[str, Any], columns: Mapping[str, Column]) -> Feature:
-    name = entry.get("name", "")
-    unknown = set(entry) - {"name", "from", "cross", "transform"}
-    if not name or unknown or ("from" in entry) == ("cross" in entry):
-        raise UsageError(
-            f"a feature must have a name, from = column or cross = [columns], and transform, "
-            f"got {shown(dict(entry))}"
-        )
-    sources = entry["cross"] if "cross" in entry else [entry["from"]]
-    if not _are_texts(sources) or ("cross" in entry and len(sources) < 2):
-        raise UsageError(
-            f"feature {name!r}: cross must list two or more columns, got {shown(sources)}"
-        )
-    allowed = ("categorical",) if "cross" in entry else _SOURCES
-    for source in sources:
-        if source not in columns or columns[source].role not in allowed:
-            raise UsageError(
-                f"feature {name!r} must be made of {' or '.join(allowed)} columns, got {source!r}"
-            )
-    return _feature(name, tuple(columns[s] for s in sources), entry.get("transform", []))

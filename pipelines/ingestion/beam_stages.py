@@ -11,6 +11,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
+from embedps.data.dataset_metadata import SideTable
 from embedps.errors import DatasetError
 from embedps.features.transforms import Transforms
 from embedps.storage.file_io import replacing
@@ -172,6 +173,13 @@ def _notes(job: IngestJob, files: Sequence[FileRecord], divided: Sequence[Divide
         notes.append(
             f"the input has columns that the schema does not declare; they are not read: {shown}"
         )
+    for side, unmatched in _unmatched(job, files):
+        if unmatched:
+            lines = sum(file.lines - file.lines_bad for file in files)
+            notes.append(
+                f"{unmatched:,} of {lines:,} rows have no row in {side.name} by {side.on}: what "
+                "they would get of it is missing"
+            )
     if users := sum(part.users_left for part in divided):
         notes.append(
             f"--eval-last {job.split.last} holds out no row of {users:,} users, who have no more "
@@ -180,6 +188,11 @@ def _notes(job: IngestJob, files: Sequence[FileRecord], divided: Sequence[Divide
     if rows := sum(part.rows_left for part in divided):
         notes.append(f"{rows:,} rows have no {job.split.by}: they are to train on")
     return "\n".join(notes)
+
+
+def _unmatched(job: IngestJob, files: Sequence[FileRecord]) -> Iterator[tuple[SideTable, int]]:
+    for place, side in enumerate(job.sides):
+        yield side, sum(file.unmatched[place] for file in files if file.unmatched)
 
 
 def _failure(job: IngestJob, files: Sequence[FileRecord], divided: Sequence[DividedRows]) -> str:
@@ -209,6 +222,15 @@ def _failure(job: IngestJob, files: Sequence[FileRecord], divided: Sequence[Divi
             f"at most {job.max_bad_fraction:.3%} of the lines may be bad (--max-bad-fraction), "
             f"but {bad:,} of {lines:,} are ({shown}): see {Path(job.output) / BAD_LINES_NAME}"
         )
+    for join, (side, unmatched) in zip(job.table.joins, _unmatched(job, files), strict=True):
+        if unmatched and (join.required or unmatched == lines - bad):
+            which = "each row" if join.required else "some row"
+            return (
+                f"{which} of the input must have a row in {side.name} by {side.on}, but "
+                f"{unmatched:,} of {lines - bad:,} have none: give a side table with their keys, "
+                "written and declared as the input's"
+                + (", or leave out required" if join.required else "")
+            )
     runs = all_runs(divided)
     if not any(run.rows[0] for run in runs):
         return f"no line is a good row to train on: see {Path(job.output) / BAD_LINES_NAME}"

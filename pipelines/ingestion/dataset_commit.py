@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from embedps.data.dataset import Dataset
@@ -107,6 +108,10 @@ def _input_summary(job: IngestJob, files: Sequence[FileRecord]) -> InputSummary:
         lines_read=sum(file.lines for file in files),
         lines_bad=sum(file.lines_bad for file in files),
         options=job.to_json(),
+        joins=tuple(
+            replace(side, unmatched=sum(file.unmatched[place] for file in files if file.unmatched))
+            for place, side in enumerate(job.sides)
+        ),
     )
 
 

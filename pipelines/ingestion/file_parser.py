@@ -10,23 +10,18 @@ import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 from numpy.typing import NDArray
 
-from embedps.features.table_schema import TEXT_FORMATS
-
-from .avro_blocks import AvroReader
-from .avro_records import AvroParser
 from .bad_lines import BadLine
 from .columnar_input import read_rows
 from .file_record import FileRecord
 from .ingest_job import IngestJob
 from .input_files import PACKINGS, InputTask, open_input
+from .joined_rows import RowJoiner
 from .kept_texts import TextGatherer
 from .line_blocks import BLOCK_BYTES, ReadAhead
 from .path_columns import check_path_columns
-from .record_blocks import RecordReader
 from .record_hash import hash_lines, hash_records
+from .record_input import COLUMNAR, open_records
 from .row_divider import RowDivider
-from .text_input import open_lines
-from .tf_examples import ExampleParser
 from .unpacked_stream import checksum_of
 from .user_runs import UserRunRecord, UserRunWriter
 
@@ -40,6 +35,8 @@ class FileParser:
         self._job, self._task, self._bad_out = job, task, bad_out
         self._texts = TextGatherer(job.table.as_read, job.keep_texts, job.work, task.index)
         self._table = self._texts.table
+        self._in_file = self._table.of_input
+        self._joiner = RowJoiner(self._table, job.work)
         self._by_user = UserRunWriter(job.work, task.index, self._table, job.by) if job.by else None
         self._divider = RowDivider(job, task.index) if self._by_user is None else None
         self._num_rows = 0
@@ -63,15 +60,9 @@ class FileParser:
                 raise
             self._damage = "the file vanished after it was listed"
             return self._record(0, checksum_of(_EmptyStream()))
-        if self._table.format == "tfrecord":
-            records = RecordReader(stream)
-            return self._parse_blocks(stream, records, ExampleParser(self._table, self._task.name))
-        if self._table.format == "avro":
-            blocks = AvroReader(stream, self._task.name)
-            return self._parse_blocks(stream, blocks, AvroParser(self._table, self._task.name))
-        if self._table.format in TEXT_FORMATS:
-            return self._parse_blocks(stream, *open_lines(stream, self._table, self._task.name))
-        return self._parse_columns(stream)
+        if self._in_file.format in COLUMNAR:
+            return self._parse_columns(stream)
+        return self._parse_blocks(stream, *open_records(stream, self._in_file, self._task.name))
 
     def _parse_blocks(
         self,
@@ -95,7 +86,7 @@ class FileParser:
 
     def _parse_columns(self, stream: BinaryIO) -> FileRecord:
         split = self._job.split
-        parts = read_rows(stream, self._table, self._task.name, with_records=split.needs_records)
+        parts = read_rows(stream, self._in_file, self._task.name, with_records=split.needs_records)
         for rows, bad, share, found in parts:
             records = None if found is None else hash_records(found, split.seed)
             self._add(rows, bad, round(share * self._task.bytes), records)
@@ -117,10 +108,12 @@ class FileParser:
             self._bad.add(line.line)
             if line.ends_file:
                 self._damage = line.reason
+        if rows.num_rows:
+            check_path_columns(self._in_file, rows, self._task.name)
+        rows = self._joiner.join(rows)
         self._texts.add(rows)
         if rows.num_rows:
             split, table = self._job.split, self._table
-            check_path_columns(table, rows, self._task.name)
             held_out = split.held_out(table, rows, self._task.held_out, records)
             self._num_rows += rows.num_rows
             for each in (self._by_user, self._divider):
@@ -152,6 +145,7 @@ class FileParser:
             damage=self._damage,
             undeclared=self._undeclared,
             absent=tuple(sorted(self._absent)),
+            unmatched=tuple(self._joiner.unmatched),
             num_text_pieces=self._texts.finish(),
         )
 

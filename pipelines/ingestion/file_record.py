@@ -50,6 +50,8 @@ class FileRecord:
     """The columns of a text file's header that the table does not declare."""
     absent: tuple[str, ...] = ()
     """The declared columns that no object of a file of JSON Lines has."""
+    unmatched: tuple[int, ...] = ()
+    """By join, how many good rows have no row in its side table."""
     num_text_pieces: tuple[int, ...] = ()
     """By the columns whose texts are kept."""
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embedps.data.dataset_metadata import SideTable
 from embedps.features.table_schema import Table
 from embedps.storage.id_texts import FOLDER_NAME, part_name
 
@@ -38,6 +39,8 @@ class IngestJob:
     keep_texts: tuple[str, ...] = ()
     """The columns whose ids' texts are kept."""
     max_texts: int = 0
+    sides: tuple[SideTable, ...] = ()
+    """The side tables of the table's joins, once they are in the work directory."""
 
     @property
     def by(self) -> str:

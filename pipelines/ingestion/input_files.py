@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -54,7 +54,15 @@ def find_inputs(patterns: Sequence[str], eval_patterns: Sequence[str] = ()) -> l
     both = sorted(set(sizes) & set(held_out))
     if both:
         raise UsageError(f"--input and --eval-input must not both match {both[0]}")
-    sizes |= held_out
+    return _tasks(sizes | held_out, set(held_out))
+
+
+def find_side_files(what: str, patterns: Sequence[str]) -> list[InputTask]:
+    """Lists the files of a side table, as `find_inputs` does; `what` names it in messages."""
+    return _tasks(_match(what, patterns), set())
+
+
+def _tasks(sizes: Mapping[str, int], held_out: Collection[str]) -> list[InputTask]:
     paths = sorted(sizes)
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])
     parts = folder.split("/")

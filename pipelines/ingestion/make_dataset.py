@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import apache_beam as beam
@@ -21,10 +22,11 @@ from embedps.storage.id_texts import FOLDER_NAME as TEXTS_FOLDER
 from .beam_runner import make_pipeline, run_pipeline, temporary_folder
 from .beam_stages import build
 from .ingest_job import BAD_LINES_NAME, IngestJob
-from .input_files import InputTask, find_inputs, open_input
+from .input_files import InputTask, find_inputs, find_side_files, open_input
 from .job_progress import progress_shown
 from .lock import locked
 from .options import Options
+from .side_tables import write_side_tables
 from .unpacked_stream import checksum_of
 from .work_dir import SPLITS
 
@@ -46,13 +48,14 @@ def make_dataset(options: Options) -> tuple[Dataset, bool]:
 def _make_or_keep(options: Options) -> tuple[Dataset, bool]:
     pipeline = make_pipeline(options.beam_flags, verbose=options.verbose)
     inputs = find_inputs(options.input, options.held_out.eval_input)
+    sides = [find_side_files(join.where, join.patterns) for join in options.table.joins]
     transforms = _given_transforms(options)
     job = _job(options, inputs, transforms)
     options.output.mkdir(parents=True, exist_ok=True)
     with locked(options.output):
-        if not options.force and _is_finished(options.output, job, inputs):
+        if not options.force and _is_finished(options.output, job, inputs, sides):
             return Dataset.open(options.output), False
-        _make(pipeline, job, inputs, transforms)
+        _make(pipeline, job, inputs, sides, transforms)
     return Dataset.open(options.output), True
 
 
@@ -75,6 +78,7 @@ def _make(
     pipeline: beam.Pipeline,
     job: IngestJob,
     inputs: Sequence[InputTask],
+    sides: Sequence[Sequence[InputTask]],
     transforms: Transforms | None,
 ) -> None:
     output = Path(job.output)
@@ -87,6 +91,7 @@ def _make(
     if transforms is not None:
         transforms.save(job.work.path)
     try:
+        job = replace(job, sides=write_side_tables(job, sides))
         with progress_shown(job, inputs):
             build(pipeline, job, inputs)
             run_pipeline(pipeline)
@@ -102,6 +107,7 @@ def _make(
 
 
 def _job(options: Options, inputs: Sequence[InputTask], transforms: Transforms | None) -> IngestJob:
+    negatives = options.negatives.rule(options.seed)
     return IngestJob(
         output=str(options.output.absolute()),
         table=options.table,
@@ -110,7 +116,7 @@ def _job(options: Options, inputs: Sequence[InputTask], transforms: Transforms |
         max_bad_fraction=options.max_bad_fraction,
         allow_damaged_files=options.allow_damaged_files,
         split=options.split,
-        negatives=options.negatives.rule(options.seed),
+        negatives=None if negatives is None else negatives.with_joined(options.table),
         eval_files=tuple(task.name for task in inputs if task.held_out),
         transforms_digest="" if transforms is None else transforms.digest,
         keep_texts=tuple(dict.fromkeys(options.keep_texts)),
@@ -118,7 +124,12 @@ def _job(options: Options, inputs: Sequence[InputTask], transforms: Transforms |
     )
 
 
-def _is_finished(output: Path, job: IngestJob, inputs: Sequence[InputTask]) -> bool:
+def _is_finished(
+    output: Path,
+    job: IngestJob,
+    inputs: Sequence[InputTask],
+    sides: Sequence[Sequence[InputTask]],
+) -> bool:
     """Tells whether the output is a finished dataset of this input and these options.
 
     Raises:
@@ -140,10 +151,13 @@ def _is_finished(output: Path, job: IngestJob, inputs: Sequence[InputTask]) -> b
             f"--output {output} holds a dataset made with {made}, wanted another "
             f"{', '.join(differing)}: {hint}"
         )
-    files = [(file.path, file.bytes) for file in dataset.input.files]
-    if files != [(task.name, task.bytes) for task in inputs]:
-        raise UsageError(f"--output {output} holds a dataset of other input files: {hint}")
-    for task, file in zip(inputs, dataset.input.files, strict=True):
+    found = [*dataset.input.files, *(file for side in dataset.input.joins for file in side.files)]
+    tasks = [*inputs, *(task for side in sides for task in side)]
+    if [(f.path, f.bytes) for f in found] != [(task.name, task.bytes) for task in tasks]:
+        raise UsageError(
+            f"--output {output} holds a dataset of other input files or side tables: {hint}"
+        )
+    for task, file in zip(tasks, found, strict=True):
         with contextlib.closing(open_input(task.path)) as stream:
             same = checksum_of(stream) == file.xxh3_64
         if not same:

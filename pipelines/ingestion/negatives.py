@@ -9,7 +9,7 @@ the input and the seed only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,14 @@ class NegativeRule:
     of: tuple[str, ...]
     by: str
     seed: int = 0
+
+    def with_joined(self, table: Table) -> NegativeRule:
+        """Returns the rule with the columns that side tables give an item."""
+        of = [*self.of]
+        for name, join in table.joined.items():
+            if join.on in of and name not in of:
+                of.append(name)
+        return replace(self, of=tuple(of))
 
     def check(self, table: Table) -> None:
         """Raises UsageError if the table lacks what the rule needs."""

@@ -27,7 +27,8 @@ integers become log(1 + max(x, 0)) in float32 (missing: NaN), ids become int64 (
 """,
     "ingest": """\
 Reads tables of a declared schema and writes a dataset: CSV, TSV, JSON Lines or TFRecord of
-tf.Example or Avro, plain or packed by gzip, bzip2, xz or zstd; Parquet; ORC.
+tf.Example or Avro, plain or packed by gzip, bzip2, xz or zstd; Parquet; ORC. A schema's [[join]]
+adds the columns of side tables, such as those of items, by their ids.
 """,
 }
 _HELP_OUTPUT = """

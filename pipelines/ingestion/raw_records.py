@@ -76,6 +76,7 @@ class RawReader:
         made = {f.name for f in self._features}
         self._plain = [name for name in columns if name not in made]
         self._needed = {name for f in self._features for name in f.sources} | {*self._plain}
+        self._joined = [name for name in table.joined if name in self._needed]
         self._keep, self._batch_rows = list(keep), batch_rows
         others = {name for name in keep if name not in self._needed}
         read = {
@@ -98,7 +99,7 @@ class RawReader:
                 f"{self._table.format} files, and of these only Parquet and ORC are read here"
             )
         parts = self._of_lines(path) if kind == "text" else self._of_columns(path, kind)
-        for part in parts:
+        for part in self._told(parts):
             starts = np.concatenate([[0], np.cumsum(part.readable)])
             size = max(1, len(part.readable))
             for first in range(0, size, self._batch_rows):
@@ -109,6 +110,22 @@ class RawReader:
                     kept=part.kept.slice(first, last - first),
                     reasons={} if first else part.reasons,
                 )
+
+    def _told(self, parts: Iterator[RawRecords]) -> Iterator[RawRecords]:
+        """Yields parts; an error of a joined column says that ingestion alone joins."""
+        try:
+            yield from parts
+        except (UsageError, DatasetError) as error:
+            if not any(repr(name) in str(error) for name in self._joined):
+                raise
+            raise type(error)(f"{error} ({self._hint})") from None
+
+    @property
+    def _hint(self) -> str:
+        return (
+            f"ingestion joined {', '.join(map(repr, self._joined))} of side tables: raw records "
+            "must have them themselves, those of CSV without a header at their end"
+        )
 
     def _of_lines(self, path: Path) -> Iterator[RawRecords]:
         for name in self._keep:
@@ -124,10 +141,27 @@ class RawReader:
                     if line.ends_file:
                         raise DatasetError(f"{path}: line {line.line}: {line.reason}")
                 reasons = {line.line: line.reason for line in (*block.bad, *bad)}
+                if is_empty and self._joined:
+                    self._check_joined(path, parser, rows, reasons)
                 is_empty = False
                 yield self._of_block(parser, rows, reasons)
         if is_empty:
             yield self._of_block(parser, self._table.row_schema.empty_table(), {})
+
+    def _check_joined(
+        self,
+        path: Path,
+        parser: LineParser | JsonLineParser,
+        rows: pa.RecordBatch | pa.Table,
+        reasons: dict[int, str],
+    ) -> None:
+        """Raises UsageError if the first block's lines have no joined columns."""
+        absent = sorted(name for name in self._joined if name in parser.absent)
+        if absent and rows.num_rows:
+            raise UsageError(f"{path}: no line has {', '.join(absent)}: {self._hint}")
+        if reasons and not rows.num_rows:
+            line = min(reasons)
+            raise UsageError(f"{path}: line {line}: {reasons[line]}: {self._hint}")
 
     def _of_block(
         self,

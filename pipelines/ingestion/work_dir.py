@@ -63,6 +63,26 @@ class WorkDir:
         """Text: the bytes and rows parsed of one file, or the rows written of one shard."""
         return self.path / f"progress-{name}.txt"
 
+    def side_keys(self, join: int) -> Path:
+        """NumPy: the keys of a side table, ascending."""
+        return self.path / f"side-{join:03d}-keys.npy"
+
+    def side_rows(self, join: int) -> Path:
+        """NumPy: the row of each key of a side table."""
+        return self.path / f"side-{join:03d}-rows.npy"
+
+    def side_values(self, join: int, column: int) -> Path:
+        """Plain values of a column of a side table; of lists, their elements."""
+        return self.path / f"side-{join:03d}-{column:05d}.bin"
+
+    def side_starts(self, join: int, column: int) -> Path:
+        """Plain int64: where the elements of each row's list begin, and where the last end."""
+        return self.path / f"side-{join:03d}-{column:05d}-starts.bin"
+
+    def side_texts(self, join: int, column: int) -> Path:
+        """Arrow IPC: ids of a column of a side table with their texts, ascending."""
+        return self.path / f"side-{join:03d}-{column:05d}-texts.arrow"
+
     def pool(self, index: int) -> Path:
         """Arrow IPC: rows of one part of which negatives may be drawn."""
         return self.path / f"pool-{index:05d}.arrow"

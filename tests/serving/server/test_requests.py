@@ -250,3 +250,20 @@ def test_raw_values_of_json_are_texts_where_the_column_is_text(tmp_path: Path) -
         raw.request(rows_of([rows[0], {**rows[1], "at": "yesterday"}], raw))
     with pytest.raises(RequestError, match="'user' must hold texts"):
         rows_of([{**rows[0], "user": 7}], raw)
+
+
+def test_raw_values_must_have_the_columns_that_ingestion_joined(tmp_path: Path) -> None:
+    schema = RAW_SCHEMA.replace('{ name = "site", as = "categorical", type = "hex" },', "")
+    schema += """
+[[join]]
+file = "users.csv"
+on = "user"
+column = [{ name = "site", as = "categorical", type = "hex" }]
+"""
+    transforms = Transforms(table=load_table(tmp_path, schema))
+    columns = Columns(ids=("user", "site"))
+    raw = of_raw(RequestFormat(columns, missing_id=-1), columns, transforms, missing_id=-1)
+    found = raw.request(rows_of([{"user": "ann", "site": "ff"}], raw))
+    assert sorted(found.integers.ravel().tolist()) == sorted([fingerprint("ann"), 255])
+    with pytest.raises(RequestError, match="lacks site"):
+        rows_of([{"user": "ann"}], raw)

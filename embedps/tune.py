@@ -112,7 +112,7 @@ def tune(config: TuneConfig) -> None:
 
     settings = Settings(
         model_dir=model_dir,
-        base=base,
+        base={**base, "model_dir": str(model_dir)},
         folds=folds,
         share=_SHARE,
         metric=INNER + config.metric,

@@ -37,15 +37,9 @@ from embedps.run.slice_options import KNOWN, SliceOptions
 from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.ledger import Ledger, Unit
 from embedps.scheduling.scheduler import Scheduler
-from embedps.score_names import stem
 from embedps.tables.collection import EmbeddingCollection
 
 _TICK_SECS = 0.2
-_NOT_OF_INNER = (
-    *("loss", "logloss", "normalized_entropy", "calibration"),
-    *("auprc", "rmse", "mae", "examples"),
-)
-"""Scores of the inner rows that are not logged: what they tell is in INNER_LOSS."""
 
 
 class InlineEvaluation:
@@ -230,9 +224,8 @@ class InlineEvaluation:
             if (counts := self._count(self._inner(), stop, check)) is None:
                 return None
             inner = self._total(counts)
-            kept = {n: v for n, v in inner.values.items() if stem(n) not in _NOT_OF_INNER}
-            values = {**found.values, INNER_LOSS: inner.loss}
-            values |= {INNER + n: v for n, v in kept.items()}
+            of_inner = {INNER + name: value for name, value in inner.values.items()}
+            values = {**found.values, INNER_LOSS: inner.loss, **of_inner}
             examples = found.examples or inner.examples
             found = dataclasses.replace(found, values=values, examples=examples)
         now = time.time()

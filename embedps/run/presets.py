@@ -43,6 +43,8 @@ OF_MODELS: Mapping[str, Mapping[str, Any]] = {
     # The products of rows diverge at the rate of the others.
     "fm": {"sparse_learning_rate": 0.3},
     "deepfm": {"sparse_learning_rate": 0.3},
+    # Its bias and the weights of numbers begin at 0, and do not get far in so few steps of 0.001.
+    "logistic_regression": {"dense_learning_rate": 0.003},
 }
 
 

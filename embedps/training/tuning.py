@@ -4,10 +4,14 @@ The order of what is tried follows from the scores so far, so a search that goes
 does what it would have done. MODEL_DIR/tuning.json has each run once it is done.
 
 1. Each of the first candidates trains for the preset's epochs, one inner share held out, and stops
-   early. Its best epoch tells how many epochs suit it.
-2. The best of them, with that number of epochs, are scored on all inner shares in turn.
+   once it overfits, as the preset does. If its end is as good as its best epoch, all epochs suit
+   it: the rates fall to 0 there. Else the best epoch tells how many do.
+2. The best of them, the preset and the best logistic regression, with that number of epochs, are
+   scored on all inner shares in turn.
 3. Neighbors of the best, which differ in one way, are scored on the first share; those that beat
    it there on the others too. This goes on from the new best, until none is better.
+
+The best is the simplest model whose scores cannot be told from the best mean: see `pick`.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import shutil
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import tensorflow as tf
@@ -30,11 +34,12 @@ from embedps.console.lines import say
 from embedps.data.dataset import Dataset
 from embedps.engine.unit_functions import explain
 from embedps.errors import CheckpointError, DatasetError, EmbedpsError, TrainingError, UsageError
-from embedps.run.candidates import Candidate, neighbors, of_model
+from embedps.run.candidates import MODELS, Candidate, neighbors, of_model
 from embedps.run.evaluation_config import INNER
+from embedps.run.presets import PRESETS
 from embedps.run.run_config import RunConfig
 from embedps.run.summary import read_json, write_json
-from embedps.score_names import merit, no_score
+from embedps.score_names import is_worse, merit, no_score
 from embedps.training.callbacks import Callback, RunControl
 from embedps.training.fit_result import Scores
 from embedps.training.run_events import UnitEnd
@@ -48,7 +53,11 @@ _MOST_OF_TIME = 0.15
 """Of all minutes, that a run may take before it is stopped at its last score."""
 _FIRST_SHARE = 0.5
 """Of the time, after which no more of the first candidates begin."""
+_AS_GOOD = 0.01
+"""Share of its best score by which a run's end may be worse, and still all its epochs suit it."""
 _DEATHS = 2
+_WATCH = {name: PRESETS["small"][name] for name in ("stop_patience", "tolerance")}
+_NOT_SHOWN = ("data", "model_dir", "log_secs")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,7 +218,7 @@ class Search:
         most = max(len(t.scores) for _, t in there)
         there = [(c, t) for c, t in there if len(t.scores) >= max(1, most - 1)]
         common = min(len(t.scores) for _, t in there)
-        candidate, tried = max(there, key=lambda pair: self._merit(mean(pair[1].scores[:common])))
+        candidate, tried = pick(there, self._settings.metric, common)
         if "epochs" not in candidate.options:
             candidate = with_epochs(candidate, tried.epochs)
         first = self._known(self._first[0])
@@ -238,7 +247,7 @@ class Search:
 
     def command(self, candidate: Candidate) -> str:
         """Gives all options of a candidate as flags."""
-        kept = {k: v for k, v in self._settings.base.items() if k not in ("data", "log_secs")}
+        kept = {k: v for k, v in self._settings.base.items() if k not in _NOT_SHOWN}
         options = {**kept, **of_model(candidate.model), **candidate.options}
         return candidate.with_known(options).flags()
 
@@ -252,9 +261,10 @@ class Search:
                 yield from self._missing(candidate, 1)
         good = [(c, t) for c in self._first if (t := self._known(c)) and t.scores]
         good.sort(key=lambda pair: -self._merit(pair[1].mean))
-        # The preset is among them: it holds where the shares are too small to tell.
-        good = [*good[:_BEST_FIRST], *(p for p in good[_BEST_FIRST:] if p[0] == self._first[0])]
-        settled = [with_epochs(c, t.epochs) for c, t in good]
+        # The preset and the simplest model are among them, where one share is too small to tell.
+        simple = next((c for c, _ in good if c.model == MODELS[0]), None)
+        kept = [*(c for c, _ in good[:_BEST_FIRST]), self._first[0], simple]
+        settled = [with_epochs(c, t.epochs) for c, t in good if c in kept]
         for fold in range(self._settings.folds):
             for candidate in settled:
                 yield from self._missing(candidate, fold + 1)
@@ -287,7 +297,7 @@ class Search:
     def _best_of(self, candidates: Sequence[Candidate]) -> Candidate | None:
         whole = [(c, t) for c in candidates if (t := self._known(c)) and not t.problem]
         whole = [(c, t) for c, t in whole if len(t.scores) == self._settings.folds]
-        return max(whole, key=lambda pair: self._merit(pair[1].mean), default=(None,))[0]
+        return pick(whole, self._settings.metric, self._settings.folds)[0] if whole else None
 
     def _known(self, candidate: Candidate) -> Tried | None:
         return self._record.tried.get(candidate.key)
@@ -358,7 +368,7 @@ class Search:
         directory = settings.model_dir / _RUN_DIR
         shutil.rmtree(directory, ignore_errors=True)
         share = {"inner_share": settings.share, "inner_fold": fold}
-        watch = {} if is_settled else {"stop_patience": 2, "metric": settings.metric}
+        watch = {} if is_settled else {**_WATCH, "metric": settings.metric}
         base = {**settings.base, **share, **watch, "eval": "none", "model_dir": str(directory)}
         run = candidate.run(base)
         try:
@@ -386,14 +396,12 @@ class Search:
         best = scores.best(metric)
         if best is None:
             return None, 0
-        at = scores.index(best) + 1
+        every, at, end = run.config.epochs, scores.index(best) + 1, scores[-1].get(metric)
+        is_settled = not run.config.evaluation.stop_patience
+        if is_whole and (is_settled or not is_worse(metric, end, best.get(metric), _AS_GOOD)):
+            return end, every
         # A rate that falls to 0 over `few` epochs sums up to what it does by then over all.
-        every = run.config.epochs
-        few = max(1, round(2 * at - at * at / every))
-        of_end = (
-            scores[-1].get(metric) if is_whole and not run.config.evaluation.stop_patience else None
-        )
-        return best.get(metric) if of_end is None else of_end, few
+        return best.get(metric), max(1, round(2 * at - at * at / every))
 
 
 class _StopAt(Callback):
@@ -408,6 +416,33 @@ class _StopAt(Callback):
             run.stop("its time is over")
 
 
+def pick(
+    tried: Sequence[tuple[Candidate, Tried]], metric: str, shares: int
+) -> tuple[Candidate, Tried]:
+    """Picks a candidate: the best of the simplest model that is not told from the best mean.
+
+    That is the rule of one standard error (Breiman et al. 1984): the best of many candidates is in
+    part the luckiest, and a simpler model loses less by that. A candidate is told from the best if
+    the mean of what it lacks, share by share, is more than a standard error.
+
+    Args:
+      tried: candidates, each with scores of all these shares; at least one.
+      metric: of the scores.
+      shares: how many of the scores count, from the first.
+    """
+    merits = [[merit(metric, score) for score in t.scores[:shares]] for _, t in tried]
+    top = max(merits, key=mean)
+
+    def is_as_good(mine: Sequence[float]) -> bool:
+        lacks = [best - score for best, score in zip(top, mine, strict=True)]
+        return mean(lacks) <= (stdev(lacks) / math.sqrt(shares) if shares > 1 else 0.0)
+
+    good = [
+        (pair, mean(mine)) for pair, mine in zip(tried, merits, strict=True) if is_as_good(mine)
+    ]
+    return min(good, key=lambda each: (MODELS.index(each[0][0].model), -each[1]))[0]
+
+
 def with_epochs(candidate: Candidate, epochs: int) -> Candidate:
     """Gives a candidate a number of epochs."""
     return dataclasses.replace(candidate, options={**candidate.options, "epochs": epochs})
@@ -417,4 +452,4 @@ def final_run(candidate: Candidate, settings: Settings, dataset: Dataset) -> Run
     """Gives the run of a candidate on all rows."""
     split = dataset.splits.get("eval")
     mode = "inline" if split is not None and split.rows else "none"
-    return candidate.run({**settings.base, "eval": mode, "model_dir": str(settings.model_dir)})
+    return candidate.run({**settings.base, "eval": mode})

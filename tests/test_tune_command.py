@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -16,13 +18,15 @@ from embedps import tune
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import values_of
 from embedps.console import command_line
-from embedps.data.dataset import Dataset
+from embedps.data.dataset import Dataset, describe_file
+from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature, Split
 from embedps.errors import TrainingError, UsageError
 from embedps.run.candidates import MODELS, Candidate, base_options, first_candidates, neighbors
 from embedps.run.run_config import read_run
 from embedps.run.summary import read_evaluations, read_json, write_json
 from embedps.train import parse
 from embedps.training import tuning
+from embedps.training.fit_result import Scores
 from embedps.training.tuning import Search, Settings
 from tests.builders import read_split, write_dataset
 
@@ -177,6 +181,14 @@ def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
     assert 270 <= longer.record.secs <= 290
 
 
+def only_tries(monkeypatch: pytest.MonkeyPatch, *candidates: Candidate) -> None:
+    """Has a search try these, for two epochs, and no neighbors."""
+    monkeypatch.setattr(tune, "first_candidates", lambda *_: list(candidates))
+    monkeypatch.setattr(tuning, "neighbors", lambda *_: [])
+    quick = {"batch_size": 64, "epochs": 2}
+    monkeypatch.setattr(tune, "base_options", lambda data: {**base_options(data), **quick})
+
+
 def test_tuned_model_is_the_one_that_its_line_trains(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -184,13 +196,10 @@ def test_tuned_model_is_the_one_that_its_line_trains(
 ) -> None:
     dataset = write_dataset(tmp_path / "set", train=(900,), evaluation=(300,))
     monkeypatch.setattr(tune, "_FOLDS_OF_FEW", 2)
-    monkeypatch.setattr(tuning, "_BEST_FIRST", 1)
-    monkeypatch.setattr(tuning, "neighbors", lambda *_: [])
-    quick = {"batch_size": 64, "epochs": 2}
-    monkeypatch.setattr(tune, "base_options", lambda data: {**base_options(data), **quick})
+    only_tries(monkeypatch, Candidate(model="logistic_regression", options={}))
     model_dir = tmp_path / "m"
     flags = [f"--data={dataset.directory}", f"--model-dir={model_dir}", "--minutes=60"]
-    flags += ["--models=logistic_regression", "--metric=auc", "--seed=3"]
+    flags += ["--metric=auc", "--seed=3"]
     assert command_line.run(tune.main, flags) == 0
     lines = capsys.readouterr().out.splitlines()
     record = read_json(model_dir / tune.FILE_NAME)
@@ -218,6 +227,132 @@ def test_tuned_model_is_the_one_that_its_line_trains(
     assert command_line.run(tune.main, flags) == 0
     assert len(read_evaluations(model_dir)) == scores
     assert embedps.load(model_dir).predict(read_split(dataset))["score"].shape == (300,)
+    # What no search has left there is not written over.
+    (model_dir / tune.FILE_NAME).unlink()
+    assert "checkpoints of another run" in refused(capsys, *flags)
+
+
+def write_rows(directory: Path, *, label: Any) -> Dataset:
+    """A dataset of rows in this order; a number and a column of ids are constant."""
+    rng, rows = np.random.default_rng(0), len(label)
+    columns = {
+        "label": np.asarray(label, np.float32),
+        "x": rng.normal(np.asarray(label), 1).astype(np.float32),
+        "same": np.ones(rows, np.float32),
+        "id": rng.integers(0, 3, rows),
+        "one": np.zeros(rows, np.int64),
+    }
+    fields = [pa.field(n, pa.from_numpy_dtype(v.dtype), nullable=False) for n, v in columns.items()]
+    path = directory / "train" / "shard-00000-of-00001.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table(columns, schema=pa.schema(fields)), path)
+    file = describe_file(directory, path)
+    Dataset(
+        directory=directory,
+        numeric=tuple(NumericFeature(name=n) for n in ("x", "same")),
+        categorical=tuple(
+            CategoricalFeature(name=n, cardinality=c) for n, c in (("id", 3), ("one", 1))
+        ),
+        schema={field.name: str(field.type) for field in fields},
+        splits={"train": Split(rows=rows, positives=int(np.sum(label)), files=(file,))},
+    ).save()
+    return Dataset.open(directory)
+
+
+def test_dataset_of_50_rows_with_constant_columns_is_tuned_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = write_rows(tmp_path / "set", label=np.arange(50) % 3 == 0)
+    known = first_candidates(dataset, ("logistic_regression", "wide_deep"))
+    assert not any("cross" in each.options for each in known)  # one id has no pairs
+    only_tries(monkeypatch, *known[:3])
+    flags = [f"--data={dataset.directory}", f"--model-dir={tmp_path / 'm'}", "--metric=auprc"]
+    assert command_line.run(tune.main, flags) == 0
+    record = read_json(tmp_path / "m" / tune.FILE_NAME)
+    scores = record["tried"][record["chosen"]["key"]]["scores"]
+    assert len(scores) == 5
+    assert all(0 < score <= 1 for score in scores)
+    assert read_json(tmp_path / "m" / "summary.json")["units"]["done"] == 2
+
+
+def test_search_of_the_command_reaches_neighbors(
+    clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = Scored(monkeypatch, distance)
+    trained: list[Search] = []
+    monkeypatch.setattr(tune, "_train", lambda config, search, *_: trained.append(search))
+    flags = [f"--data={clicks.directory}", f"--model-dir={tmp_path / 'm'}", "--minutes=1e4"]
+    assert command_line.run(tune.main, flags) == 0
+    assert len(scored.asked) > 100
+    assert "nothing nearby is better" in trained[0].reason()
+    candidate = trained[0].chosen
+    assert candidate.options["sparse_learning_rate"] == pytest.approx(0.1)
+    run = tuning.final_run(candidate, trained[0]._settings, clicks)
+    assert run.config.model_dir == str(tmp_path / "m")
+
+
+@pytest.mark.parametrize("metric", ["inner_loss", "inner_auc"])
+def test_simplest_model_is_picked_unless_others_are_told_from_it(metric: str) -> None:
+    sign = 1 if metric == "inner_loss" else -1
+    base, rng = rng_scores(), np.random.default_rng(3)
+    for lack in (-0.2, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0):
+        for _ in range(20):
+            mine = base + sign * (0.1 * lack + rng.normal(0, 0.1, 5))
+            simple = Candidate(model="logistic_regression", options={"epochs": 20})
+            best = Candidate(model="dcn_v2", options={"epochs": 4})
+            pairs = [
+                (best, tuning.Tried(scores=base.tolist())),
+                (simple, tuning.Tried(scores=mine.tolist())),
+            ]
+            lacks = sign * (mine - base)
+            is_told = lacks.mean() > np.std(lacks, ddof=1) / np.sqrt(5)
+            for order in (pairs, pairs[::-1]):
+                assert tuning.pick(order, metric, 5)[0] == (best if is_told else simple)
+            # Of one share nothing is known of the noise: the better one, whatever it is.
+            first = simple if lacks[0] < 0 else best
+            assert tuning.pick(pairs, metric, 1)[0] == first
+
+
+def rng_scores() -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.random.default_rng(0).uniform(0.5, 0.7, 5)
+
+
+def test_of_one_model_the_best_mean_is_picked() -> None:
+    pairs = [
+        (
+            Candidate(model="fm", options={"epochs": epochs}),
+            tuning.Tried(scores=[0.4 + 0.001 * epochs, 0.5 - 0.002 * epochs]),
+        )
+        for epochs in (1, 2, 3)
+    ]
+    assert tuning.pick(pairs, "inner_loss", 2)[0].options["epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_whole", "wanted"),
+    [
+        # The first epochs are the best by chance, as long as the end is about as good.
+        ([0.44, 0.446, 0.45, 0.442], True, (0.442, 4)),
+        ([0.45, 0.44, 0.43, 0.42], True, (0.42, 4)),
+        # It overfits: of 4 epochs whose rate falls to 0, one and a half weigh as much as 2 - 1/4.
+        ([0.44, 0.45, 0.46, 0.47], True, (0.44, 2)),
+        ([0.44, 0.43, 0.45], False, (0.43, 3)),
+    ],
+)
+def test_all_epochs_suit_a_run_whose_end_is_about_its_best(
+    clicks: Dataset, tmp_path: Path, losses: list[float], is_whole: bool, wanted: tuple[float, int]
+) -> None:
+    search = search_in(tmp_path, clicks)
+    base = {"data": "D", "model_dir": "M", "eval": "inline", "epochs": 4, "stop_patience": 3}
+    run = Candidate(model="fm", options={}).run(base)
+    lines = [
+        {"number": i, "step": i, "examples": 1, "secs": 0.0, "lag_secs": 0.0, "inner_loss": loss}
+        for i, loss in enumerate(losses)
+    ]
+    assert search._read(Scores.of(lines), run, is_whole=is_whole) == wanted
+    settled = Candidate(model="fm", options={}).run({**base, "stop_patience": 0})
+    if is_whole:
+        assert search._read(Scores.of(lines), settled, is_whole=True) == (losses[-1], 4)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
@@ -229,20 +364,21 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
 
 def test_what_cannot_be_tuned_is_refused_in_one_line(
     clicks: Dataset,
-    history: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     data, where = f"--data={clicks.directory}", f"--model-dir={tmp_path / 'm'}"
-    assert "must be of wide_deep" in refused(capsys, data, where, "--models=sasrec")
+    assert "must be of logistic_regression" in refused(capsys, data, where, "--models=sasrec")
     assert "needs --gauc COLUMN" in refused(capsys, data, where, "--metric=gauc")
     assert "--watch" in refused(capsys, data, where, "--watch=D")
     assert "minutes must be above 0" in refused(capsys, data, where, "--minutes=0")
     assert "needs a local --model-dir" in refused(capsys, data, "--model-dir=s3://b/m")
-    assert "checkpoints of another run" in refused(capsys, data, f"--model-dir={history}")
     few = write_dataset(tmp_path / "few", train=(12,), evaluation=(10,))
     assert "is too small to tune on" in refused(capsys, f"--data={few.directory}", where)
+    late = write_rows(tmp_path / "late", label=np.arange(500) < 400)
+    error = refused(capsys, f"--data={late.directory}", where)
+    assert "one of 100 rows has 0 positives" in error
     assert not (tmp_path / "m").exists()
     (tmp_path / "m").mkdir()
     for content, wanted in (

@@ -28,13 +28,15 @@ FEW_ROWS = 200_000
 
 _MAX_CROSSES = 10
 _ADAGRAD = {"sparse_optimizer": "rowwise_adagrad", "sparse_learning_rate": 0.05}
+_DECAYED = {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
+"""Rows that L2 keeps near 0, rather than few and small steps: ids of many examples learn more."""
 _WIDE = {"deep_mlp": (256, 128), "top_mlp": (256, 128), "bottom_mlp": (256, 64)}
 _NARROW = {name: PRESETS["small"][name] for name in _WIDE}
 _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("wide_deep", {}),
     ("logistic_regression", {}),
     ("logistic_regression", {"numeric_bins": 0, "dense_learning_rate": 0.01}),
-    ("logistic_regression", {"sparse_learning_rate": 3.0, "dense_learning_rate": 0.01}),
+    ("logistic_regression", {**_DECAYED, "dense_learning_rate": 0.01}),
     ("dcn_v2", {**_ADAGRAD, "dropout": 0.3}),
     ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3}),
     ("deepfm", {}),

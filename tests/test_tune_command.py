@@ -235,7 +235,7 @@ def test_tuned_model_is_the_one_that_its_line_trains(
 def write_rows(directory: Path, *, label: Any) -> Dataset:
     """A dataset of rows in this order; a number and a column of ids are constant."""
     rng, rows = np.random.default_rng(0), len(label)
-    columns = {
+    columns: dict[str, np.ndarray[Any, Any]] = {
         "label": np.asarray(label, np.float32),
         "x": rng.normal(np.asarray(label), 1).astype(np.float32),
         "same": np.ones(rows, np.float32),

@@ -32,11 +32,12 @@ from embedps.evaluation.evaluator import (
 from embedps.evaluation.sliced_scores import SlicedScores, total_of
 from embedps.metrics import ClickScores, Counts
 from embedps.run.config import TrainConfig
-from embedps.run.evaluation_config import INNER, INNER_LOSS
+from embedps.run.evaluation_config import INNER, INNER_LOSS, NOT_OF_INNER
 from embedps.run.slice_options import KNOWN, SliceOptions
 from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.ledger import Ledger, Unit
 from embedps.scheduling.scheduler import Scheduler
+from embedps.score_names import stem
 from embedps.tables.collection import EmbeddingCollection
 
 _TICK_SECS = 0.2
@@ -224,8 +225,9 @@ class InlineEvaluation:
             if (counts := self._count(self._inner(), stop, check)) is None:
                 return None
             inner = self._total(counts)
-            of_inner = {INNER + name: value for name, value in inner.values.items()}
-            values = {**found.values, INNER_LOSS: inner.loss, **of_inner}
+            kept = {n: v for n, v in inner.values.items() if stem(n) not in NOT_OF_INNER}
+            values = {**found.values, INNER_LOSS: inner.loss}
+            values |= {INNER + n: v for n, v in kept.items()}
             examples = found.examples or inner.examples
             found = dataclasses.replace(found, values=values, examples=examples)
         now = time.time()

@@ -17,6 +17,9 @@ INNER = "inner_"
 INNER_LOSS = f"{INNER}loss"
 """Of the inner rows: the log loss of a click model, or the mean of what steps minimize."""
 
+NOT_OF_INNER = ("loss", "logloss", "normalized_entropy", "calibration", "examples")
+"""Scores that there are not of the inner rows: what they tell is in INNER_LOSS."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(SliceOptions):

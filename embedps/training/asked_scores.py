@@ -6,7 +6,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
 from embedps.evaluation.sliced_scores import SlicedScores
 from embedps.run.config import TrainConfig
-from embedps.run.evaluation_config import INNER, INNER_LOSS
+from embedps.run.evaluation_config import INNER, INNER_LOSS, NOT_OF_INNER
 from embedps.score_names import AT, no_score, slice_of, stem
 
 
@@ -30,8 +30,8 @@ def check_scores(config: TrainConfig, model: StepModel, dataset: Dataset) -> Non
         return
     found = known if asked.mode != "none" else []
     if asked.inner_share:
-        found = [*found, INNER_LOSS, *(INNER + name for name in known)]
-        sliced = [*sliced, *(INNER + name for name in sliced)]
+        found = [*found, INNER_LOSS, *(INNER + name for name in known if name not in NOT_OF_INNER)]
+        sliced = [*sliced, *(INNER + name for name in sliced if name not in NOT_OF_INNER)]
     of_slice = slice_of(asked.metric) and stem(asked.metric) in sliced
     if asked.metric not in found and not of_slice:
         more = "; of slices also " + ", ".join(

@@ -211,6 +211,11 @@ def test_labels_that_are_missing_or_soft_or_weighed_are_sliced_where_they_are(
             "calibration@C1=VALUE",
         ),
         ({"metric": "recall", "keep_best": 2}, "there is no score 'recall' to go by"),
+        (
+            {"metric": "inner_logloss", "keep_best": 2, "inner_share": 0.2},
+            "calibration, auprc, rmse, mae, inner_loss, inner_auc, inner_auprc, inner_rmse, "
+            "inner_mae",
+        ),
         ({"tolerance": 0.1}, "tolerance says how much worse"),
         ({"min_delta": 0.1}, "min_delta says what is an improvement"),
     ],

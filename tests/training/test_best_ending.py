@@ -90,7 +90,8 @@ def test_run_that_ends_far_below_its_best_says_so_and_the_way_back_works(tmp_pat
     fields = FIELDS | {"eval": "none", "stop_patience": 0, "epochs": 9}
     result = make_trainer(dataset, tmp_path, **fields, keep_best=1).fit()
     best = min(result.scores, key=lambda score: score.get("inner_loss") or 9)
-    assert result.scores[-1].values.keys() == {"inner_loss", "inner_auc"}
+    names = ("loss", "auc", "auprc", "rmse", "mae")
+    assert result.scores[-1].values.keys() == {f"inner_{name}" for name in names}
     assert best != result.scores[-1]
     found = re.search(r"ends clearly worse than it was: .* --to (\d+)`", str(result))
     assert found, str(result)

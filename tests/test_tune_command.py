@@ -52,6 +52,10 @@ class Scored:
             return score(candidate, fold), 4
 
         monkeypatch.setattr(Search, "_score", scored)
+        # Nothing dies here but what a test raises: no file has to reach the disk.
+        monkeypatch.setattr(
+            tuning, "write_json", lambda path, content: path.write_text(json.dumps(content))
+        )
 
 
 def distance(candidate: Candidate, fold: int) -> float:
@@ -263,14 +267,15 @@ def test_dataset_of_50_rows_with_constant_columns_is_tuned_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = write_rows(tmp_path / "set", label=np.arange(50) % 3 == 0)
-    known = first_candidates(dataset, ("logistic_regression", "wide_deep"))
+    known = first_candidates(dataset, MODELS)
     assert not any("cross" in each.options for each in known)  # one id has no pairs
-    only_tries(monkeypatch, *known[:3])
+    monkeypatch.setattr(tune, "_FOLDS_OF_FEW", 2)
+    only_tries(monkeypatch, known[0])
     flags = [f"--data={dataset.directory}", f"--model-dir={tmp_path / 'm'}", "--metric=auprc"]
     assert command_line.run(tune.main, flags) == 0
     record = read_json(tmp_path / "m" / tune.FILE_NAME)
     scores = record["tried"][record["chosen"]["key"]]["scores"]
-    assert len(scores) == 5
+    assert len(scores) == 2
     assert all(0 < score <= 1 for score in scores)
     assert read_json(tmp_path / "m" / "summary.json")["units"]["done"] == 2
 
@@ -283,10 +288,10 @@ def test_search_of_the_command_reaches_neighbors(
     monkeypatch.setattr(tune, "_train", lambda config, search, *_: trained.append(search))
     flags = [f"--data={clicks.directory}", f"--model-dir={tmp_path / 'm'}", "--minutes=1e4"]
     assert command_line.run(tune.main, flags) == 0
-    assert len(scored.asked) > 100
+    assert any("deepfm" in key and "dense_learning_rate" in key for key, _ in scored.asked)
     assert "nothing nearby is better" in trained[0].reason()
     candidate = trained[0].chosen
-    assert candidate.options["sparse_learning_rate"] == pytest.approx(0.1)
+    assert (candidate.model, candidate.options["epochs"]) == ("deepfm", 6)
     run = tuning.final_run(candidate, trained[0]._settings, clicks)
     assert run.config.model_dir == str(tmp_path / "m")
 

@@ -185,6 +185,27 @@ def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
     assert 270 <= longer.record.secs <= 290
 
 
+def test_of_one_share_the_best_is_chosen_though_others_were_scored_again(
+    clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("embedps.training.tuning.time.monotonic", lambda: now[0])
+
+    def takes(candidate: Candidate, fold: int) -> float:
+        now[0] += 10
+        is_again = "epochs" in candidate.options
+        return 0.5 if is_again else 0.3 if "row_weight_decay" in candidate.options else 0.4
+
+    scored = Scored(monkeypatch, takes)
+    search = search_in(tmp_path, clicks, secs=75)
+    search.run()
+    search.choose()
+    assert sum("epochs" in key for key, _ in scored.asked) == 2
+    assert search.record.chosen["score"] == 0.3
+    assert search.chosen.options["row_weight_decay"]
+    assert search.chosen.options["epochs"] == 4
+
+
 def only_tries(monkeypatch: pytest.MonkeyPatch, *candidates: Candidate) -> None:
     """Has a search try these, for two epochs, and no neighbors."""
     monkeypatch.setattr(tune, "first_candidates", lambda *_: list(candidates))

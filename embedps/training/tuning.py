@@ -213,9 +213,9 @@ class Search:
                 f"no candidate has a score{': ' if why else ''}{why}: give more --minutes"
             )
         # Of those that got as far, by the shares that all of them were scored on.
-        settled = [(c, t) for c, t in there if "epochs" in c.options]
-        there = settled or there
         most = max(len(t.scores) for _, t in there)
+        if most > 1:
+            there = [(c, t) for c, t in there if "epochs" in c.options]
         there = [(c, t) for c, t in there if len(t.scores) >= max(1, most - 1)]
         common = min(len(t.scores) for _, t in there)
         candidate, tried = pick(there, self._settings.metric, common)

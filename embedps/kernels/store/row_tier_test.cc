@@ -310,46 +310,66 @@ TEST(AFileThatEndsIsFoundAndNamed) {
                 "embedps-spill-", "cannot read", "the file ends", "checkpoint");
 }
 
-// No file may be as large as a segment while it lives.
+// While it lives no file may be as large as a segment, so none is reserved and no buffer is
+// written. With RLIMIT_NOFILE no file is made, but what is reserved is written, as on a disk
+// without space.
 class FullDisk {
  public:
-  FullDisk() {
+  using Resource = decltype(RLIMIT_FSIZE);
+  explicit FullDisk(Resource resource = RLIMIT_FSIZE) : resource_(resource) {
     std::signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &limit_);
+    getrlimit(resource_, &limit_);
     rlimit least = limit_;
-    least.rlim_cur = 1024;
-    setrlimit(RLIMIT_FSIZE, &least);
+    least.rlim_cur = resource_ == RLIMIT_FSIZE ? 1024 : 0;
+    setrlimit(resource_, &least);
   }
-  ~FullDisk() { setrlimit(RLIMIT_FSIZE, &limit_); }
+  ~FullDisk() { setrlimit(resource_, &limit_); }
 
  private:
+  const Resource resource_;
   rlimit limit_{};
 };
 
 TEST(CompactionOnAFullDiskLosesNoRow) {
-  const TemporaryDirectory directory;
-  Twins twins(Config(0), directory.Path(""));
-  std::mt19937_64 random(4);
-  for (int step = 1; step <= 16; ++step) {
-    twins.Step(Batch{Range(step * 500, step * 500 + 500), {}}, step, &random);
-  }
-  std::vector<int64_t> gone;
-  for (int64_t id = 500; id < 8500; ++id) {
-    if (id % 5 != 0) gone.push_back(id);
-  }
-  {
-    const FullDisk full;
-    for (RowStore* store : {twins.plain.get(), twins.tiered.get()}) {
-      EXPECT_EQ(store->Remove(0, gone.data(), static_cast<int64_t>(gone.size())), 6400);
+  for (const FullDisk::Resource resource : {RLIMIT_NOFILE, RLIMIT_FSIZE}) {
+    const TemporaryDirectory directory;
+    Twins twins(Config(0), directory.Path(""));
+    std::mt19937_64 random(4);
+    for (int step = 1; step <= 16; ++step) {
+      twins.Step(Batch{Range(step * 500, step * 500 + 500), {}}, step, &random);
     }
-    while (twins.tiered->tier()->stats().log.full == 0) std::this_thread::yield();
-    EXPECT_CONTAINS(twins.tiered->tier()->stats().log.error, "cannot reserve");
+    std::vector<int64_t> gone;
+    for (int64_t id = 500; id < 8500; ++id) {
+      if (id % 5 != 0) gone.push_back(id);
+    }
+    const auto log = [&] { return twins.tiered->tier()->stats().log; };
+    const int64_t before = log().bytes;
+    {
+      const FullDisk full(resource);
+      for (RowStore* store : {twins.plain.get(), twins.tiered.get()}) {
+        EXPECT_EQ(store->Remove(0, gone.data(), static_cast<int64_t>(gone.size())), 6400);
+      }
+      while (log().full == 0) std::this_thread::yield();
+      // Who fails first, the writer of a buffer or whoever needs a segment, differs.
+      EXPECT_CONTAINS(log().error,
+                      resource == RLIMIT_FSIZE ? "cannot" : "cannot make a spill file");
+      EXPECT_TRUE(BaseOf(twins.plain.get()) == BaseOf(twins.tiered.get()));
+    }
+    while (log().bytes > before / 2) std::this_thread::yield();
     EXPECT_TRUE(BaseOf(twins.plain.get()) == BaseOf(twins.tiered.get()));
+    EXPECT_EQ(twins.tiered->tier()->stats().evicted, 0);
   }
-  const int64_t before = twins.tiered->tier()->stats().log.bytes;
-  while (twins.tiered->tier()->stats().log.bytes > before / 2) std::this_thread::yield();
-  EXPECT_TRUE(BaseOf(twins.plain.get()) == BaseOf(twins.tiered.get()));
-  EXPECT_EQ(twins.tiered->tier()->stats().evicted, 0);
+}
+
+TEST(ADiskThatIsFullFromTheBeginningIsNamed) {
+  const TemporaryDirectory directory;
+  RowStoreConfig config = Config(0);
+  config.tier_memory = MakeMemory(directory.Path(""));
+  RowStore store(config);
+  const FullDisk full;
+  Lookup(&store, Batch{Range(0, 4000), {}});
+  EXPECT_CONTAINS(store.tier()->stats().log.error, "cannot reserve 65536 bytes");
+  EXPECT_EQ(NumRows(store, 0), 4000 - store.tier()->stats().evicted);
 }
 
 TEST(AFullDiskEvictsAndSaysSo) {

@@ -42,27 +42,41 @@ BodyArena::BodyArena(size_t body_bytes, int64_t max_bytes)
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   base_ = static_cast<char*>(mapped);
+  // Pages of it that no chunk needs are never touched.
+  holders_.reset(static_cast<std::atomic<int32_t>*>(calloc(max_chunks_, sizeof(int32_t))));
+  if (holders_ == nullptr) throw std::bad_alloc();
   // A lookup touches a page of floats per row.
   madvise(base_, max_chunks_ * chunk_bytes_, MADV_HUGEPAGE);
 }
 
 BodyArena::~BodyArena() { munmap(base_, max_chunks_ * chunk_bytes_); }
 
-uint32_t BodyArena::NewChunk() {
+uint32_t BodyArena::NewChunk(int holder) {
   const MutexLock lock(&mutex_);
   uint32_t chunk;
-  if (!freed_.empty()) {
-    chunk = freed_.back();
-    freed_.pop_back();
+  if (auto& freed = kept_.empty() ? freed_ : kept_; !freed.empty()) {
+    chunk = freed.back();
+    freed.pop_back();
   } else {
-    if (num_chunks_ == max_chunks_) return kNoSlot;
-    chunk = num_chunks_++;
+    chunk = num_chunks_.load(std::memory_order_relaxed);
+    if (chunk == max_chunks_) return kNoSlot;
+    num_chunks_.store(chunk + 1, std::memory_order_relaxed);
   }
-  return chunk << slot_bits_;  // its pages are zeros: every slot is kFree
+  holders_.get()[chunk].store(holder, std::memory_order_relaxed);
+  return chunk << slot_bits_;  // new pages are zeros: every slot is kFree
 }
 
 void BodyArena::FreeChunk(uint32_t first) {
   const uint32_t chunk = first >> slot_bits_;
+  holders_.get()[chunk].store(kNobody, std::memory_order_relaxed);
+  {
+    const MutexLock lock(&mutex_);
+    if (kept_.size() * chunk_bytes_ < kKeptBytes) {
+      for (uint32_t i = 0; i < chunk_slots_; ++i) *At(first + i) = Slot{};
+      kept_.push_back(chunk);
+      return;
+    }
+  }
   if (!gives_back_.exchange(true)) {
     // The system would make huge pages again of those that go back.
     madvise(base_, max_chunks_ * chunk_bytes_, MADV_NOHUGEPAGE);

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include "embedps/kernels/runtime/mutex.h"
@@ -12,7 +14,7 @@
 namespace embedps {
 
 // Slots for the floats of rows, in chunks of a few pages. All lie in one mapping, so that a slot's
-// number gives its address. The pages of a chunk that is freed go back to the system.
+// number gives its address. The pages of chunks that are freed go back to the system, except a few.
 class BodyArena {
  public:
   // Which queue of its stripe has the slot's row (hot_rows.h).
@@ -42,11 +44,19 @@ class BodyArena {
   int64_t chunk_bytes() const { return static_cast<int64_t>(chunk_bytes_); }
   static int64_t ChunkBytes(size_t body_bytes);
 
-  // Returns the number of the first slot of a chunk, all of whose slots are free; kNoSlot if there
-  // is none.
+  // Returns the number of the first slot of a chunk for `holder`, all of whose slots are free;
+  // kNoSlot if there is none.
   static constexpr uint32_t kNoSlot = (1u << 30) - 1;
-  uint32_t NewChunk();
+  uint32_t NewChunk(int holder);
   void FreeChunk(uint32_t first);
+
+  // Returns who has a chunk, one of those ever made; kNobody if it is free.
+  static constexpr int kNobody = -1;
+  uint32_t num_chunks() const { return num_chunks_.load(std::memory_order_relaxed); }
+  int HolderOfAny(uint64_t random) const {
+    const uint32_t chunks = num_chunks();
+    return chunks == 0 ? kNobody : holders_.get()[random % chunks].load(std::memory_order_relaxed);
+  }
 
   Slot* At(uint32_t slot) const {
     return reinterpret_cast<Slot*>(base_ + (slot >> slot_bits_) * chunk_bytes_ +
@@ -61,6 +71,11 @@ class BodyArena {
 
  private:
   static constexpr int64_t kScratch = 64 << 20;
+  static constexpr size_t kKeptBytes = 1 << 20;  // of freed chunks that keep their pages
+
+  struct Free {
+    void operator()(void* bytes) const { std::free(bytes); }
+  };
 
   const size_t body_bytes_;
   const size_t slot_bytes_;
@@ -70,9 +85,11 @@ class BodyArena {
   const uint32_t max_chunks_;
   char* base_;
   std::atomic<bool> gives_back_{false};
+  std::atomic<uint32_t> num_chunks_{0};                  // ever made
+  std::unique_ptr<std::atomic<int32_t>, Free> holders_;  // of each chunk
   Mutex mutex_;
-  uint32_t num_chunks_ GUARDED_BY(mutex_) = 0;  // ever made
   std::vector<uint32_t> freed_ GUARDED_BY(mutex_);
+  std::vector<uint32_t> kept_ GUARDED_BY(mutex_);  // freed, with their pages
 };
 
 }  // namespace embedps

@@ -4,6 +4,11 @@
 #include <cstring>
 
 namespace embedps {
+namespace {
+
+constexpr uint32_t kGain = 8;  // slots for a row that comes back too soon
+
+}  // namespace
 
 using Queue = BodyArena::Queue;
 
@@ -15,7 +20,7 @@ uint32_t HotRows::TakeFree() {
     } else if (!memory_->Take(ChargedBytes())) {
       return BodyArena::kNoSlot;
     }
-    const uint32_t first = arena_->NewChunk();
+    const uint32_t first = arena_->NewChunk(holder_);
     if (first == BodyArena::kNoSlot) {
       memory_->Release(ChargedBytes());
       return first;
@@ -76,6 +81,12 @@ uint32_t HotRows::Victim() {
   }
 }
 
+bool HotRows::NeedsChunk() {
+  if (++missed_ * kGain < arena_->chunk_slots() || !free_.empty()) return false;
+  missed_ = 0;
+  return true;
+}
+
 void HotRows::Keep(uint32_t slot) {
   BodyArena::Slot* const at = arena_->At(slot);
   if (at->queue != Queue::kSmall || at->ringed) return;
@@ -134,7 +145,7 @@ void HotRows::Clear() {
   num_small_ = num_main_ = 0;
   hand_chunk_ = hand_slot_ = 0;
   spilled = 0;
-  main_age = kAnyAge;
+  missed_ = 0;
 }
 
 }  // namespace embedps

@@ -13,23 +13,28 @@ namespace embedps {
 
 // The slots of one stripe, and S3-FIFO (Yang et al., 2023) to choose which row leaves them. A row
 // begins in a small queue, a tenth of the slots. At its end it goes to disk unless a lookup used it
-// in between. So ids that come once never push out rows in the main queue. A row that comes back
-// from disk begins in the main queue if it was last updated no longer ago than the last row that
-// left that queue: heads know the step, so there is no queue of ghosts. The main queue is a clock
-// that goes round the slots, and a row stays as many rounds as lookups used it, at most kMostUses.
-// A row that was read ahead of a lookup stays one round more, if that has not come.
+// in between. So ids that come once never push out rows in the main queue. A row comes back from
+// disk too soon if it was last updated no longer ago than the rows that leave the main queues now,
+// those of all stripes of the server: heads know the step, so there is no queue of ghosts. It
+// begins in the main queue. The main queue is a clock that goes round the slots, and a row stays as
+// many rounds as lookups used it, at most kMostUses. A row that was read ahead of a lookup stays
+// one round more, if that has not come.
+//
+// A stripe whose rows come back too soon takes a chunk from another, which is chosen at random by
+// their sizes. So in the end each stripe has as many slots as rows of it come back too soon: more
+// memory would help all of them equally (as Cliffhanger divides a cache: Cidon et al., 2016).
 //
 // The lock of the stripe guards all of it.
 class HotRows {
  public:
   static constexpr uint8_t kMostUses = 3;
   static constexpr int64_t kSmallParts = 10;  // the small queue is one of these
-  static constexpr int64_t kAnyAge = INT64_MAX;
   // Of a slot in this object's lists.
   static constexpr int64_t kListBytes = 2 * sizeof(uint32_t);
 
   // Both outlive it.
-  HotRows(BodyArena* arena, TierMemory* memory) : arena_(arena), memory_(memory) {}
+  HotRows(BodyArena* arena, TierMemory* memory, int holder)
+      : arena_(arena), memory_(memory), holder_(holder) {}
   ~HotRows() { Clear(); }
   HotRows(const HotRows&) = delete;
   HotRows& operator=(const HotRows&) = delete;
@@ -50,6 +55,9 @@ class HotRows {
   void Add(uint32_t slot, uint32_t row, bool is_main);
   // Takes its row, if it has one, and makes it free.
   void Free(uint32_t slot);
+
+  // Notes that a row came back too soon; returns whether the stripe needs a chunk for such rows.
+  bool NeedsChunk();
 
   // Notes that a lookup used a slot's row.
   void Use(uint32_t slot) {
@@ -81,19 +89,18 @@ class HotRows {
   }
 
   int64_t spilled = 0;  // rows of the stripe on disk
-  // Steps since the last update of the row that left the main queue last. Before one left, each
-  // row that comes back begins there.
-  int64_t main_age = kAnyAge;
 
  private:
   BodyArena* const arena_;
   TierMemory* const memory_;
+  const int holder_;              // of the arena's chunks
   std::vector<uint32_t> chunks_;  // the first slot of each
   std::vector<uint32_t> free_;    // slots
   // Slots in the order in which they got rows; each at most once. Some have no row, or one of the
   // main queue, by now.
   std::deque<uint32_t> small_;
   int64_t num_small_ = 0, num_main_ = 0;
+  uint32_t missed_ = 0;  // rows that came back too soon, since it took a chunk for them
   size_t hand_chunk_ = 0;
   uint32_t hand_slot_ = 0;
 };

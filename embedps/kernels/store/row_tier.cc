@@ -31,12 +31,12 @@ RowTier::RowTier(std::shared_ptr<TierMemory> memory, Owner owner)
       owner_(std::move(owner)),
       log_(memory_->config(), owner_.group, owner_.arena->body_bytes(), memory_->readers()),
       spilled_(owner_.min_norms.size()) {
-  memory_->AddStores(1);
   memory_->MustTake(log_.MemoryBytes());
   for (size_t bin = 0; bin < owner_.stripes->size(); ++bin) {
     stripes_.push_back(std::make_unique<OfStripe>(this, static_cast<int>(bin)));
     (*owner_.stripes)[bin]->tier = stripes_.back().get();
   }
+  memory_->Add(this);
   log_.Start([this](int bin, int64_t id, uint32_t location,
                     const char* payload) { return MoveRecord(bin, id, location, payload); },
              owner_.is_busy);
@@ -44,9 +44,9 @@ RowTier::RowTier(std::shared_ptr<TierMemory> memory, Owner owner)
 
 RowTier::~RowTier() {
   Stop();
+  memory_->Remove(this);
   for (const auto& stripe : *owner_.stripes) stripe->tier = nullptr;
   memory_->Release(log_.MemoryBytes());
-  memory_->AddStores(-1);
 }
 
 int64_t RowTier::LeastBytes(const RowLayout& layout, int num_tables, const TierConfig& config) {
@@ -96,7 +96,7 @@ Status RowTier::Fetch(Fetched* fetched) {
 void RowTier::Begin(int bin, uint32_t number) {
   RowHeader* const row = RowAt(bin, number);
   SetPlace(kNoPlace, row);
-  if (memory_->IsOver()) Shrink(bin);
+  if (memory_->IsOver() && !memory_->FreeSome(this, bin)) Shrink(bin);
   const uint32_t slot = TakeSlot(bin, /*may_evict=*/true);
   stripes_[bin]->hot.Add(slot, number, /*is_main=*/false);
   SetPlace(slot, row);
@@ -120,7 +120,7 @@ bool RowTier::BringIn(int bin, uint32_t number, const Fetched& fetched, int64_t 
   thread_local std::vector<char> own;
   const char* const payload = Payload(bin, *row, fetched, key, &own);
   if (payload == nullptr) return false;
-  ComeIn(bin, number, TakeSlot(bin, /*may_evict=*/true), payload);
+  ComeIn(bin, number, payload, /*may_evict=*/true);
   return true;
 }
 
@@ -130,10 +130,8 @@ void RowTier::BringInAhead(int bin, uint32_t number, const Fetched& fetched, int
   thread_local std::vector<char> own;
   const char* const payload = Payload(bin, *row, fetched, key, &own);
   if (payload == nullptr) return;
-  const uint32_t slot = TakeSlot(bin, /*may_evict=*/false);
-  if (slot == kNoSlot) return;
-  ComeIn(bin, number, slot, payload);
-  owner_.arena->At(slot)->ahead = true;
+  const uint32_t slot = ComeIn(bin, number, payload, /*may_evict=*/false);
+  if (slot != kNoSlot) owner_.arena->At(slot)->ahead = true;
 }
 
 const RowHeader* RowTier::LookUp(int bin, uint32_t number, const Fetched& fetched, int64_t key,
@@ -147,10 +145,8 @@ const RowHeader* RowTier::LookUp(int bin, uint32_t number, const Fetched& fetche
   thread_local std::vector<char> own;
   const char* const payload = Payload(bin, *row, fetched, key, &own);
   if (payload == nullptr) return nullptr;
-  const uint32_t slot = TakeSlot(bin, /*may_evict=*/false);
-  if (slot == kNoSlot) return Copy(*row, payload, image);
-  ComeIn(bin, number, slot, payload);
-  return row;
+  if (ComeIn(bin, number, payload, /*may_evict=*/false) != kNoSlot) return row;
+  return Copy(*row, payload, image);
 }
 
 const RowHeader* RowTier::View(int bin, uint32_t number, const Fetched& fetched, int64_t key,
@@ -172,7 +168,7 @@ const RowHeader* RowTier::Copy(const RowHeader& row, const char* payload, Image*
   if (image->slot_ == kNoSlot) {
     const MutexLock lock(&mutex_);
     if (image_slots_.empty()) {
-      const uint32_t first = owner_.arena->NewChunk();
+      const uint32_t first = owner_.arena->NewChunk(BodyArena::kNobody);
       if (first == kNoSlot) return nullptr;
       for (uint32_t i = 0; i < owner_.arena->chunk_slots(); ++i) image_slots_.push_back(first + i);
     }
@@ -208,14 +204,21 @@ const char* RowTier::Payload(int bin, const RowHeader& row, const Fetched& fetch
   return nullptr;
 }
 
-void RowTier::ComeIn(int bin, uint32_t number, uint32_t slot, const char* payload) {
+uint32_t RowTier::ComeIn(int bin, uint32_t number, const char* payload, bool may_evict) {
   RowHeader* const row = RowAt(bin, number);
   HotRows& hot = stripes_[bin]->hot;
+  const bool is_soon = AgeOf(*row) <= memory_->main_age();
+  if (is_soon && hot.NeedsChunk() && memory_->IsFull(hot.ChargedBytes())) {
+    (void)memory_->FreeSome(this, bin);
+  }
+  const uint32_t slot = TakeSlot(bin, may_evict);
+  if (slot == kNoSlot) return slot;
   std::memcpy(owner_.arena->At(slot)->floats(), payload, owner_.arena->body_bytes());
   log_.Kill(PlaceOf(*row) & kPlaceMask);
   AddSpilled(bin, -1);
-  hot.Add(slot, number, /*is_main=*/Now() - 1 - int64_t{row->last_step} <= hot.main_age);
+  hot.Add(slot, number, /*is_main=*/is_soon);
   SetPlace(slot, row);
+  return slot;
 }
 
 uint32_t RowTier::TakeSlot(int bin, bool may_evict) {
@@ -239,17 +242,17 @@ bool RowTier::Spill(int bin, uint32_t slot) {
   if (location == SpillLog::kNowhere) return false;
   const double norm = owner_.min_norms[bin / kStripes];
   const bool is_small = norm > 0 && owner_.layout->SquaredNorm(*row, norm * norm) < norm * norm;
-  if (at->queue == BodyArena::Queue::kMain) hot.main_age = Now() - 1 - int64_t{row->last_step};
+  if (at->queue == BodyArena::Queue::kMain) memory_->NoteMainAge(AgeOf(*row));
   SetPlace(kOnDisk | (is_small ? kSmallNorm : 0) | location, row);
   hot.Free(slot);
   AddSpilled(bin, 1);
   return true;
 }
 
-void RowTier::Shrink(int bin) {
+RowTier::Freed RowTier::Shrink(int bin) {
   HotRows& hot = stripes_[bin]->hot;
   const uint32_t first = hot.LastChunk();
-  if (first == kNoSlot) return;
+  if (first == kNoSlot) return Freed::kNothing;
   const uint32_t end = first + owner_.arena->chunk_slots();
   for (uint32_t slot = first; slot < end; ++slot) {
     // Rows leave by the policy, and those of the chunk take their slots.
@@ -262,11 +265,25 @@ void RowTier::Shrink(int bin) {
         break;
       }
       const uint32_t victim = hot.Victim();
-      if (victim == kNoSlot) return;
-      if (!Spill(bin, victim)) return hot.Keep(victim);
+      if (victim == kNoSlot) return Freed::kNothing;
+      if (Spill(bin, victim)) continue;
+      hot.Keep(victim);
+      return Freed::kNothingAsDiskIsFull;
     }
   }
   hot.DropLastChunk();
+  return Freed::kChunk;
+}
+
+// The caller holds one stripe's lock, and waits for no other.
+RowTier::Freed RowTier::FreeChunk(uint64_t random, int locked) NO_THREAD_SAFETY_ANALYSIS {
+  const int bin = owner_.arena->HolderOfAny(random);
+  if (bin == BodyArena::kNobody) return Freed::kNothing;
+  if (bin == locked) return Shrink(bin);
+  Mutex* const mutex = &(*owner_.stripes)[bin]->mutex;
+  if (!mutex->TryLock()) return Freed::kNothing;
+  const MutexLock lock(mutex, std::adopt_lock);
+  return Shrink(bin);
 }
 
 void RowTier::Drop(int bin, uint32_t number) {

@@ -30,7 +30,7 @@ namespace embedps {
 //
 // The first record that is damaged or cannot be read fails every call from then on: the rows must
 // come from a checkpoint again.
-class RowTier {
+class RowTier : private TierMemory::Holder {
  public:
   // Rows that were read from disk, each with a key of the caller's.
   class Fetched {
@@ -85,7 +85,7 @@ class RowTier {
   };
 
   RowTier(std::shared_ptr<TierMemory> memory, Owner owner);
-  ~RowTier();
+  ~RowTier() override;
   RowTier(const RowTier&) = delete;
   RowTier& operator=(const RowTier&) = delete;
 
@@ -145,7 +145,7 @@ class RowTier {
   class OfStripe : public StripeTier {
    public:
     OfStripe(RowTier* tier, int bin)
-        : hot(tier->owner_.arena, tier->memory_.get()), tier_(tier), bin_(bin) {}
+        : hot(tier->owner_.arena, tier->memory_.get(), bin), tier_(tier), bin_(bin) {}
     void Drop(uint32_t number) override { tier_->Drop(bin_, number); }
     void Clear() override { tier_->Clear(bin_); }
 
@@ -161,19 +161,27 @@ class RowTier {
   // kNoSlot if it may not.
   uint32_t TakeSlot(int bin, bool may_evict);
   bool Spill(int bin, uint32_t slot);
-  // Makes memory for heads: gives back a chunk of floats, whose rows push out colder ones.
-  void Shrink(int bin);
+  // Frees a stripe's last chunk, whose rows push out colder ones, but never its only one.
+  Freed Shrink(int bin);
+  int64_t ChunkBytes() const override {
+    return owner_.arena->num_chunks() * owner_.arena->chunk_bytes();
+  }
+  Freed FreeChunk(uint64_t random, int locked) override;
   // Reads a row on disk; null if that fails.
   const char* Payload(int bin, const RowHeader& row, const Fetched& fetched, int64_t key,
                       std::vector<char>* own);
-  void ComeIn(int bin, uint32_t number, uint32_t slot, const char* payload);
+  // Gives a row on disk a slot with its floats; returns the slot, as TakeSlot does.
+  uint32_t ComeIn(int bin, uint32_t number, const char* payload, bool may_evict);
   const RowHeader* Copy(const RowHeader& row, const char* payload, Image* image);
   void Drop(int bin, uint32_t number);
   void Clear(int bin);
   bool MoveRecord(int bin, int64_t id, uint32_t location, const char* payload);
   void AddSpilled(int bin, int64_t rows);
   void Fail(const Status& status);
-  int64_t Now() const { return owner_.steps->load(std::memory_order_relaxed); }
+  // Steps since its last update.
+  int64_t AgeOf(const RowHeader& row) const {
+    return owner_.steps->load(std::memory_order_relaxed) - 1 - int64_t{row.last_step};
+  }
 
   const std::shared_ptr<TierMemory> memory_;
   const Owner owner_;

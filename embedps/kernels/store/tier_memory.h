@@ -3,11 +3,15 @@
 #ifndef EMBEDPS_KERNELS_STORE_TIER_MEMORY_H_
 #define EMBEDPS_KERNELS_STORE_TIER_MEMORY_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/store/page_pool.h"
 #include "embedps/kernels/store/read_pool.h"
 
@@ -22,9 +26,21 @@ struct TierConfig {
 };
 
 // Counts the bytes of heads, indexes and lists, which the pool has, and of the floats in memory.
-// The former grow with all rows. What they need more, the latter give back.
+// The former grow with all rows. What they need more, the latter give back. Chunks of floats move
+// from any stripe of any store to the stripes whose rows come back too soon.
 class TierMemory {
  public:
+  // A store, which has chunks of floats.
+  class Holder {
+   public:
+    virtual ~Holder() = default;
+    virtual int64_t ChunkBytes() const = 0;  // of all its chunks, freed ones included
+    // Frees a chunk of the stripe that has the `random`th one. The caller holds the lock of the
+    // stripe `locked` of this store, if it is one; another's is not waited for.
+    enum class Freed { kChunk, kNothing, kNothingAsDiskIsFull };
+    virtual Freed FreeChunk(uint64_t random, int locked) = 0;
+  };
+
   explicit TierMemory(TierConfig config)
       : config_(std::move(config)), readers_(config_.num_readers) {
     pool_.SetMostAheadBytes(kAheadBytes);
@@ -39,7 +55,9 @@ class TierMemory {
   int64_t used_bytes() const {
     return pool_.UsedBytes() + taken_bytes_.load(std::memory_order_relaxed);
   }
-  bool IsOver() const { return used_bytes() > config_.max_memory_bytes; }
+  bool IsOver() const { return IsFull(0); }
+  // Whether so many bytes more would pass the limit.
+  bool IsFull(int64_t bytes) const { return used_bytes() + bytes > config_.max_memory_bytes; }
 
   // Takes bytes; returns false, and takes nothing, if the limit would be passed.
   bool Take(int64_t bytes) {
@@ -53,15 +71,62 @@ class TierMemory {
 
   // What the tables that stores have been made for need at least.
   int64_t AddLeast(int64_t bytes) { return least_bytes_.fetch_add(bytes) + bytes; }
-  void AddStores(int number) { num_stores_.fetch_add(number); }
-  int num_stores() const { return num_stores_.load(); }
+  void Add(Holder* store) {
+    const MutexLock lock(&mutex_);
+    stores_.push_back(store);
+  }
+  // Waits until nobody asks the store.
+  void Remove(Holder* store) {
+    const MutexLock lock(&mutex_);
+    stores_.erase(std::find(stores_.begin(), stores_.end(), store));
+  }
+  int num_stores() const {
+    const MutexLock lock(&mutex_);
+    return static_cast<int>(stores_.size());
+  }
+
+  // Frees a chunk of a stripe of any store, at random by the bytes that they have. The caller holds
+  // the lock of the stripe `locked` of a store. Returns false if none was found, the disk is full,
+  // or another thread looks for one.
+  bool FreeSome(const Holder* store, int locked) {
+    if (!mutex_.TryLock()) return false;
+    const MutexLock lock(&mutex_, std::adopt_lock);
+    int64_t all = 0;
+    for (const Holder* each : stores_) all += each->ChunkBytes();
+    for (int i = 0; i < kTries && all > 0; ++i) {
+      const uint64_t random = Mix64(++tried_);
+      int64_t at = static_cast<int64_t>(random % static_cast<uint64_t>(all));
+      for (Holder* const each : stores_) {
+        at -= each->ChunkBytes();
+        if (at >= 0) continue;
+        const auto freed = each->FreeChunk(Mix64(random), each == store ? locked : -1);
+        if (freed != Holder::Freed::kNothing) return freed == Holder::Freed::kChunk;
+        break;
+      }
+    }
+    return false;
+  }
+
+  // The steps since the last update of the rows that leave their stripes' main queues, about; more
+  // than any before one left.
+  int64_t main_age() const { return main_age_.load(std::memory_order_relaxed); }
+  void NoteMainAge(int64_t age) {
+    const int64_t old = main_age();  // a note that is lost to another thread's does no harm
+    const int64_t share = (age - old) / kAges, one = (age > old) - (age < old);
+    main_age_.store(old == INT64_MAX ? age : old + (share != 0 ? share : one),
+                    std::memory_order_relaxed);
+  }
 
  private:
   static constexpr size_t kAheadBytes = 4 << 20;
+  static constexpr int kTries = 32;
+  static constexpr int64_t kAges = 64;  // that are averaged, about
 
   const TierConfig config_;
-  std::atomic<int64_t> taken_bytes_{0}, least_bytes_{0};
-  std::atomic<int> num_stores_{0};
+  std::atomic<int64_t> taken_bytes_{0}, least_bytes_{0}, main_age_{INT64_MAX};
+  mutable Mutex mutex_;
+  std::vector<Holder*> stores_ GUARDED_BY(mutex_);
+  uint64_t tried_ GUARDED_BY(mutex_) = 0;
   PagePool pool_;
   ReadPool readers_;
 };

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ MAX_AUC_DIFFERENCE = 0.005
 _WORKER_FREQUENCY = 3
 _OTHER_FREQUENCIES = {"ps-0": 2, "ps-1": 2, "evaluator": 2, "client": 1}
 ACTIONS = {"kill": 3, "stop": 2, "end": 1}
+_SERVERS, _KILLS = {"ps-0": 1, "ps-1": 1}, {"kill": 1}  # with --kill-servers
 _SERVER_TIMEOUT_SECS = 5.0
 _MAX_STOP_SECS = 8.0
 _FLAGS = (
@@ -106,6 +108,10 @@ class Training:
             return self._process.pid if self._process is not None else None
         return next(iter(pids_writing(f"{self.model_dir}/logs/{target}.log")), None)
 
+    def checkpoints(self) -> int:
+        """Returns the number of the newest checkpoint; 0 if there is none."""
+        return max(CheckpointDirectory(self.model_dir).numbers(), default=0)
+
     def log(self) -> str:
         """Returns the last lines of the command's output."""
         lines = self.model_dir.with_suffix(".log").read_text(errors="replace").splitlines()
@@ -139,22 +145,23 @@ def pids_writing(path: str) -> list[int]:
     return found
 
 
-def disturb(
-    training: Training, *, workers: int, secs: float, pause_secs: float, seed: int
-) -> list[str]:
-    """Disturbs processes for `secs` seconds once they run; returns a line per disturbance."""
-    rng = random.Random(seed)
-    targets = {f"worker-{i}": _WORKER_FREQUENCY for i in range(workers)} | _OTHER_FREQUENCIES
+def disturb(training: Training, config: Config) -> list[str]:
+    """Disturbs processes once they run; returns a line per disturbance."""
+    rng = random.Random(config.seed)
+    workers = {f"worker-{i}": _WORKER_FREQUENCY for i in range(config.workers)}
+    targets = workers | _OTHER_FREQUENCIES
+    hit, actions = (_SERVERS, _KILLS) if config.kill_servers else (targets, ACTIONS)
     servers = [target for target in targets if target.startswith(("worker-", "ps-"))]
     while not all(map(training.pid, servers)) and not training.wait(0.1):
         pass  # a slow start is no time of disturbance
     began = time.monotonic()
     done = []
-    while (now := time.monotonic() - began) < secs and not training.ended():
-        target = rng.choices(list(targets), list(targets.values()))[0]
-        action = rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+    while (now := time.monotonic() - began) < 60 * config.minutes and not training.ended():
+        target = rng.choices(list(hit), list(hit.values()))[0]
+        action = rng.choices(list(actions), list(actions.values()))[0]
         stop_secs = rng.uniform(0.5, _MAX_STOP_SECS)
-        pause = rng.uniform(0.5, 1.5) * pause_secs
+        pause = rng.uniform(0.5, 1.5) * config.pause_secs
+        saved = training.checkpoints()
         pid = training.pid(target)
         if pid is not None:
             done.append(f"{now:.1f} s: {action} {target}")
@@ -168,6 +175,10 @@ def disturb(
                     os.kill(pid, signal.SIGKILL if action == "kill" else signal.SIGTERM)
             except ProcessLookupError:
                 pass  # the client killed it because it did not answer
+        if config.kill_servers:
+            # A run whose recoveries come to no checkpoint ends.
+            while training.checkpoints() <= saved and not training.wait(0.1):
+                pass
         training.wait(pause)
     return done
 
@@ -230,6 +241,12 @@ class Config(Options):
     recover_in_place: bool = option(False, "go on beside parameter servers that are lost")
     workers: int = option(2, "of the runs", least=1, most=64)
     backup_workers: int = option(0, "of the runs, with --on-lost-worker continue", least=0, most=63)
+    kill_servers: bool = option(
+        False, "once there is a checkpoint since the last one, and disturb nothing else"
+    )
+    max_memory_bytes: int = option(
+        0, "of tables on each server, the other rows on its disk; 0 is all", least=0
+    )
 
 
 def measure(config: Config, run: Run) -> Content:
@@ -252,24 +269,26 @@ def measure(config: Config, run: Run) -> Content:
         shards = [config.rows // 4] * 3 + [config.rows - 3 * (config.rows // 4)]
         write_dataset(data, train=shards, evaluation=[40_000], seed=config.seed)
         for name in ("calm", "chaos"):
-            training = Training(data, Path(folder) / name, *flags)
+            tier: list[str] = []
+            if config.max_memory_bytes:
+                tier = [
+                    f"--max-memory-bytes={config.max_memory_bytes}",
+                    f"--spill-dir={folder}/spill",
+                ]
+            training = Training(data, Path(folder) / name, *flags, *tier)
             began = time.monotonic()
             done: list[str] = []
             try:
                 if name == "chaos":
-                    done = disturb(
-                        training,
-                        workers=config.workers,
-                        secs=60 * config.minutes,
-                        pause_secs=config.pause_secs,
-                        seed=config.seed,
-                    )
+                    done = disturb(training, config)
                 if not training.wait(limit):
                     told = f"training did not finish within {limit:.0f} s"
                     raise ChaosError(f"{told}: {training.log()}")
                 secs = round(time.monotonic() - began, 1)
                 results[name] = examine(training, num_rows=config.rows, epochs=epochs)
                 results[name] |= {"wall_secs": secs, "done_to_it": done}
+                if tier:
+                    results[name]["tier"] = _read_tier(training)
             finally:
                 training.close()
     difference = results["chaos"]["auc"] - results["calm"]["auc"]
@@ -297,6 +316,13 @@ def layout(content: Content) -> list[Part]:
     heads += ["repeated visits", "recoveries of servers", "AUC"]
     told = ", ".join(f"{what}: {count}" for what, count in sorted(done.items()))
     return [Table(heads=heads, rows=rows), f"{done.total()} disturbances. {told}."]
+
+
+def _read_tier(training: Training) -> Mapping[str, Any]:
+    tier: Mapping[str, Any] = read_json(training.model_dir / "statistics.json")["tier"]
+    if not tier["read"] or tier["evicted"]:
+        raise ChaosError(f"rows must come back from disk, and none be evicted, but got {tier}")
+    return tier
 
 
 def _failure(content: Content) -> str | None:

@@ -27,7 +27,7 @@ from embedps.tables.groups import TableGroup
 
 _SCAN_ROWS = 32768
 _SAMPLED_UNITS = 8
-_GROWTH_POINTS = 16
+_GROWTH_SHARES = (1 / 64, 1 / 32, *(i / 16 for i in range(1, 16)))
 
 Progress = Callable[[int], None]
 """Gets the number of rows that were read since the last call."""
@@ -109,7 +109,8 @@ def count_rows(
 ) -> dict[str, TableRows]:
     """Counts the distinct ids that each table is asked for in the training split."""
     sketches = {table.name: DistinctSketch() for group in groups for table in group.tables}
-    part = max(1, dataset.split("train").rows // _GROWTH_POINTS)
+    total = dataset.split("train").rows
+    points = [max(1, round(total * share)) for share in _GROWTH_SHARES]
     read, ends = 0, [0]
     counts = {name: [0] for name in sketches}
 
@@ -118,7 +119,7 @@ def count_rows(
         for name, sketch in sketches.items():
             counts[name].append(sketch.count)
 
-    reader = model.input(batch_rows=min(_SCAN_ROWS, part), shuffle_rows=0)
+    reader = model.input(batch_rows=min(_SCAN_ROWS, points[0]), shuffle_rows=0)
     for path in dataset.paths("train"):
         handle = reader.open(str(path), 0, -1)
         while (batch := reader.next(handle)).num_rows.numpy():
@@ -127,7 +128,8 @@ def count_rows(
                 for name, hashes in _distinct(group, columns).items():
                     sketches[name].add(hashes.view(np.int64))
             read += int(batch.num_rows)
-            if read - ends[-1] >= part:
+            if points and read >= points[0]:
+                points = [point for point in points if point > read]
                 note_growth()
             progress(int(batch.num_rows))
     note_growth()

@@ -25,6 +25,7 @@ from embedps.planning.row_limits import HeldRows, hold_rows
 from embedps.planning.speed import Machines, MeasuredStep
 from embedps.planning.step_traffic import ServerStep, place_variables, predict
 from embedps.planning.sync_modes import ModePlan, calls_of, plan_modes, speed_of
+from embedps.planning.tier_hits import TierPlan, plan_tier
 from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
 from embedps.tables.byte_limits import ServerLimit, evicted_bytes
@@ -111,6 +112,8 @@ class Plan:
       sync: what the workers of a step update together.
       calls: gRPC calls per step of a worker, at each server.
       max_server_bytes: the limit that all tables of a server share; 0 is no limit.
+      max_memory_bytes: the memory that they share, if other rows are on disk; 0 is all.
+      tiers: with that memory, for several numbers of servers.
       tables: of the model.
       servers: for several numbers of servers.
       needed_ps: the fewest servers whose memory holds the tables.
@@ -125,6 +128,8 @@ class Plan:
     sync: SyncMode
     calls: float
     max_server_bytes: int
+    max_memory_bytes: int
+    tiers: list[TierPlan]
     tables: list[TablePlan]
     servers: list[ServersPlan]
     needed_ps: int | None
@@ -162,7 +167,8 @@ def make_plan(
     groups = group_tables(model.tables, model.features)
     if limit_bytes:
         ServerLimit(max_bytes=limit_bytes).check(groups, ["server"], keeps_evicted=keeps_evicted)
-    limits = _Limits(limit_bytes, evicted_bytes(groups, keeps_evicted=keeps_evicted))
+    memory_bytes = config.eviction.max_memory_bytes
+    limits = _Limits(limit_bytes, memory_bytes, evicted_bytes(groups, keeps_evicted=keeps_evicted))
     rows, steps = _read_ids(model, groups, dataset, config, asked)
     measured = _measure(recommender, dataset, config, asked)
     network = _Network(model, variables, sizes)
@@ -189,6 +195,19 @@ def make_plan(
         sync=cluster.sync,
         calls=calls_of(cluster.sync, cluster.group_size(cluster.num_workers), steps.unit_steps),
         max_server_bytes=limit_bytes,
+        max_memory_bytes=memory_bytes,
+        tiers=[
+            plan_tier(
+                groups,
+                rows,
+                steps,
+                num_ps=of.num_ps,
+                max_memory_bytes=memory_bytes,
+                examples=examples,
+            )
+            for of in servers
+            if memory_bytes
+        ],
         tables=tables,
         servers=servers,
         needed_ps=fits[0] if fits else None,
@@ -289,10 +308,12 @@ class _Limits(NamedTuple):
 
     Attributes:
       server_bytes: that all tables of a server share; 0 is no limit.
+      memory_bytes: that they share, if other rows are on disk; 0 is all.
       evicted_bytes: of each table's files of evicted rows, per shard.
     """
 
     server_bytes: int
+    memory_bytes: int
     evicted_bytes: Mapping[str, int]
 
 
@@ -361,8 +382,9 @@ def _plan_servers(
         ids += steps.by_shard(g, num_ps)
         floats += steps.by_shard(g, num_ps) * group.dim * network.wire_share
     table_bytes += sum(limits.evicted_bytes.values())
-    if limits.server_bytes:  # the stores of a server share what they have ready, and it counts
-        table_bytes = np.minimum(table_bytes, limits.server_bytes)
+    # The stores of a server share what they have ready, and it counts.
+    for most in (limits.server_bytes, limits.memory_bytes):
+        table_bytes = np.minimum(table_bytes, most or np.inf)
     exchanged = [
         ServerStep(
             ids=ids[i], row_floats=floats[i], network_floats=held, unit_steps=steps.unit_steps

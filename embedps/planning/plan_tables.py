@@ -17,6 +17,8 @@ def print_plan(plan: Plan, asked: PlanConfig, console: Console) -> None:
     console.print(_servers(plan))
     if plan.max_server_bytes:
         console.print(_limit(plan))
+    if plan.tiers:
+        console.print(_tier(plan))
     memory = f"{asked.server_memory_gib:g} GiB"
     if plan.needed_ps is None:
         console.print(f"no planned number of servers of {memory} holds the tables")
@@ -82,6 +84,19 @@ def _limit(plan: Plan) -> str:
     if not fits:
         return text + "no planned number of servers holds all"
     return text + f"{fits[0]} servers hold all"
+
+
+def _tier(plan: Plan) -> str:
+    first = plan.tiers[0]
+    text = f"max_memory_bytes {format_bytes(plan.max_memory_bytes)}: "
+    if first.hits == 1:
+        return text + f"{first.num_ps} server has all rows in memory"
+    text += f"{first.num_ps} server has {first.rows:,} rows in memory, {first.hits:.0%} of a step's"
+    for each in plan.tiers[1:]:
+        if each.hits == 1:
+            return f"{text}; {each.num_ps} have all"
+        text += f"; {each.num_ps} have {each.hits:.0%}"
+    return text
 
 
 def _fullest(values: list[int], form: str) -> str:

@@ -156,12 +156,17 @@ def disturb(training: Training, config: Config) -> list[str]:
         pass  # a slow start is no time of disturbance
     began = time.monotonic()
     done = []
+    saved = 0
     while (now := time.monotonic() - began) < 60 * config.minutes and not training.ended():
         target = rng.choices(list(hit), list(hit.values()))[0]
         action = rng.choices(list(actions), list(actions.values()))[0]
         stop_secs = rng.uniform(0.5, _MAX_STOP_SECS)
         pause = rng.uniform(0.5, 1.5) * config.pause_secs
-        saved = training.checkpoints()
+        if config.kill_servers:
+            # A run whose recoveries come to no checkpoint ends.
+            while training.checkpoints() <= saved and not training.wait(0.1):
+                pass
+            saved = training.checkpoints()
         pid = training.pid(target)
         if pid is not None:
             done.append(f"{now:.1f} s: {action} {target}")
@@ -175,10 +180,6 @@ def disturb(training: Training, config: Config) -> list[str]:
                     os.kill(pid, signal.SIGKILL if action == "kill" else signal.SIGTERM)
             except ProcessLookupError:
                 pass  # the client killed it because it did not answer
-        if config.kill_servers:
-            # A run whose recoveries come to no checkpoint ends.
-            while training.checkpoints() <= saved and not training.wait(0.1):
-                pass
         training.wait(pause)
     return done
 

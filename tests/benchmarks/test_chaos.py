@@ -18,3 +18,17 @@ def test_rows_are_visited_and_the_auc_stays_while_processes_are_killed(tmp_path)
     for result in found["results"].values():
         assert sum(result["exit_codes"].values()) == result["starts"]
     assert abs(found["auc_difference"]) <= 0.005
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_rows_on_the_disks_of_killed_servers_are_not_lost(tmp_path):
+    flags = ("--kill-servers", "--minutes=0.3", "--rows=60000", "--epochs=3", "--pause-secs=2")
+    found = run_benchmark(
+        "chaos", *flags, "--max-memory-bytes=4500000", output=tmp_path / "chaos.json"
+    )
+    told = found["results"]["chaos"]
+    assert all("kill ps-" in line for line in told["done_to_it"])
+    assert told["recoveries"]
+    assert told["fewest_visits_of_a_row"] >= 3
+    assert told["tier"]["rows_on_disk"]["row"] > 0

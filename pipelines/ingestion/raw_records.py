@@ -134,7 +134,7 @@ class RawReader:
                 raise UsageError(f"--keep {name}: the schema has no such column, it has {names}")
         with open(path, "rb") as stream:
             reader, parser = open_lines(stream, self._table, str(path))
-            is_empty = True
+            is_empty, num_rows = True, 0
             for block in reader:
                 rows, bad = parser.parse(block)
                 for line in (*bad, *block.bad):
@@ -144,7 +144,14 @@ class RawReader:
                 if is_empty and self._joined:
                     self._check_joined(path, parser, rows, reasons)
                 is_empty = False
+                num_rows += rows.num_rows
                 yield self._of_block(parser, rows, reasons)
+            if num_rows and (absent := sorted(self._needed & parser.absent)):
+                keys = ", ".join(".".join(self._table.column(name).keys) for name in absent)
+                raise UsageError(
+                    f"{path}: no line has {keys}: spell the columns as the schema does, and give "
+                    "null where a value is missing"
+                )
         if is_empty:
             yield self._of_block(parser, self._table.row_schema.empty_table(), {})
 

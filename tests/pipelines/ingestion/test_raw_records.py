@@ -54,6 +54,24 @@ def test_a_column_that_neither_file_nor_path_has_is_named(tmp_path: Path):
         list(RawReader(transforms, ["user", "city"], [], batch_rows=2).read(tmp_path / "a"))
 
 
+def test_a_key_that_no_json_line_has_is_named(tmp_path: Path):
+    columns = [*COLUMNS[:2], COLUMNS[2] | {"path": "at.city"}]
+    reader = RawReader(
+        Transforms(table=Table.parse({"format": "jsonl", "column": columns})),
+        ["user", "city"],
+        [],
+        batch_rows=2,
+    )
+    path = tmp_path / "a"
+    path.write_text('{"user": 7}\n{"user": 8, "at": {"city": null}}\n{"user": 9}\n')
+    assert sum(len(each.readable) for each in reader.read(path)) == 3
+    path.write_text('{"user": 7}\n{"user": 8, "at": {"town": "a"}}\n{"user": 9}\n')
+    with pytest.raises(UsageError, match=r"a: no line has at\.city: .* give null where"):
+        list(reader.read(path))
+    path.write_text("")
+    assert sum(len(each.readable) for each in reader.read(path)) == 0
+
+
 @pytest.mark.parametrize("kind", ["parquet", "tfrecord", "avro"])
 def test_a_file_that_is_neither_columns_nor_lines_of_the_schema_is_refused(
     tmp_path: Path, kind: str

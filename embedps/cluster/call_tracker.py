@@ -44,6 +44,10 @@ class CallTracker:
         with self._lock:
             self._num_lost += 1
 
+    def busy(self) -> list[int]:
+        """Lists the workers that run a call."""
+        return list(self._busy)
+
     def is_busy(self, worker: int) -> bool:
         """Tells whether a worker runs a call."""
         return worker in self._busy

@@ -309,9 +309,21 @@ class CoordinatorCluster(Cluster):
     def await_server(self, lost: LostServer) -> None:
         """Waits until a server that died serves again, empty."""
         self._replacement.await_server(
-            lost, is_idle=self._queue.is_idle, settle_secs=self.server_timeout_secs
+            lost,
+            is_idle=self._queue.is_idle,
+            end_calls=self._end_calls,
+            settle_secs=self.server_timeout_secs,
         )
         self._health.forgive(("ps", lost.number))
+
+    def _end_calls(self) -> None:
+        """Kills the local processes of workers that do not end a call; they are started again.
+
+        TensorFlow's cancellation does not end a call.
+        """
+        if self._processes is not None:
+            for worker in self._calls.busy():
+                self._processes.kill(("worker", worker))
 
     def await_workers(self, lost: LostServer) -> None:
         """Waits until all workers reach a server that serves again."""

@@ -24,6 +24,7 @@ from embedps.errors import ServerLostError
 from embedps.kernels.tasks import device_of
 
 _TICK_SECS = 0.02
+_CALL_SECS = 3.0  # a call that needs a dead server fails within 0.1 s, but for a few that never do
 _LINK_SECS = 20.0  # gRPC tries to connect again each second
 
 
@@ -85,21 +86,31 @@ class ServerReplacement:
             return self._lost
 
     def await_server(
-        self, lost: LostServer, *, is_idle: Callable[[], bool], settle_secs: float
+        self,
+        lost: LostServer,
+        *,
+        is_idle: Callable[[], bool],
+        end_calls: Callable[[], None],
+        settle_secs: float,
     ) -> None:
         """Waits until a server serves again, and tells TensorFlow of it.
 
         Args:
           lost: the server.
           is_idle: tells whether no call waits or runs.
+          end_calls: ends the workers of calls that do not end by themselves.
           settle_secs: the longest wait for calls to end.
 
         Raises:
           ServerLostError: it does not serve, or more was lost meanwhile.
         """
-        deadline = time.monotonic() + settle_secs
+        began, is_ended = time.monotonic(), False
         while not is_idle():
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > _CALL_SECS and not is_ended:
+                is_ended = True
+                end_calls()
+            if waited > settle_secs:
                 raise ServerLostError(f"a worker did not end its call within {settle_secs:.0f} s")
             time.sleep(_TICK_SECS)
         wait_until_serving(

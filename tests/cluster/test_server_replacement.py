@@ -2,10 +2,11 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from embedps.cluster import server_replacement
 from embedps.cluster.interface import LostServer
 from embedps.cluster.server_replacement import ServerReplacement
 from embedps.errors import ServerLostError
@@ -48,6 +49,17 @@ class Servers:
         return lost
 
 
+def await_server(
+    servers: Servers,
+    lost: LostServer,
+    *,
+    is_idle: Callable[[], bool],
+    end: Callable[[], None] = lambda: pytest.fail("a call was ended"),
+    secs: float = 30.0,
+) -> None:
+    servers.replacement.await_server(lost, is_idle=is_idle, end_calls=end, settle_secs=secs)
+
+
 @pytest.fixture
 def servers() -> Iterator[Servers]:
     made = Servers()
@@ -62,7 +74,7 @@ def test_a_server_that_serves_again_is_told_to_tensorflow(servers: Servers) -> N
     servers.running[1] = True
     lost = servers.lose(1)
     assert (lost.number, lost.why) == (1, "parameter server 1 ended")
-    servers.replacement.await_server(lost, is_idle=lambda: True, settle_secs=30)
+    await_server(servers, lost, is_idle=lambda: True)
     assert servers.told == 1
     assert servers.replacement.is_due  # until workers reach it
     servers.replacement.await_workers(lost, set())
@@ -77,16 +89,26 @@ def test_two_servers_at_once_or_one_twice_have_the_client_begin_anew(
     lost = servers.lose(1)
     assert not servers.replacement.take(second, "during the recovery of the first")
     with pytest.raises(ServerLostError, match="a server was lost once more meanwhile"):
-        servers.replacement.await_server(lost, is_idle=lambda: True, settle_secs=30)
+        await_server(servers, lost, is_idle=lambda: True)
     assert servers.told == 0
     with pytest.raises(ServerLostError, match="a server was lost once more meanwhile"):
         servers.replacement.await_workers(lost, set())
 
 
+def test_calls_that_do_not_end_by_themselves_are_ended_once(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_replacement, "_CALL_SECS", 0.0)
+    lost = servers.lose(1)
+    ended: list[bool] = []
+    await_server(servers, lost, is_idle=lambda: bool(ended), end=lambda: ended.append(True))
+    assert (ended, servers.told) == ([True], 1)
+
+
 def test_calls_that_do_not_end_have_the_client_begin_anew(servers: Servers) -> None:
     lost = servers.lose(1)
     with pytest.raises(ServerLostError, match="a worker did not end its call within 0 s"):
-        servers.replacement.await_server(lost, is_idle=lambda: False, settle_secs=0.0)
+        await_server(servers, lost, is_idle=lambda: False, secs=0.0)
 
 
 def test_a_loss_that_several_find_is_one(servers: Servers) -> None:

@@ -470,6 +470,25 @@ def test_only_the_lost_server_goes_back_and_the_others_apply_no_step_again(
 
 
 @pytest.mark.slow
+def test_worker_that_does_not_end_its_call_does_not_keep_a_lost_server_from_coming_back(
+    tmp_path, dataset, programs
+):
+    model_dir = tmp_path / "m"
+    flags = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=100", *IN_PLACE)
+    run = train(programs, dataset, model_dir, *flags, f"--epochs={EPOCHS}", "--eval=none")
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "worker 0"), signal.SIGSTOP)
+    os.kill(pid_of(model_dir, "ps 1"), signal.SIGKILL)
+    run.wait_for("parameter server 1 resumes from checkpoint ")
+    run.wait_for("recovered: ")
+    run.wait_for("delta")
+    run.stop()
+    assert [each["in_place"] for each in summary_of(model_dir)["recoveries"]] == [True]
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=IN_FLIGHT)
+
+
+@pytest.mark.slow
 def test_run_without_a_checkpoint_begins_anew_when_a_server_is_killed(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
     flags = (*LOCAL, *IN_PLACE, f"--epochs={EPOCHS}", "--eval=none", "--delta-secs=1000")

@@ -118,7 +118,8 @@ class HttpServer:
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="rest")
         self._bodies = _Budget(MAX_BODIES_BYTES)
         self._busy: set[object] = set()  # connections with a request
-        self._opening: set[asyncio.Task[None]] = set()  # that shake hands
+        # The connections that are to stay, oldest first, and the tasks that opened them.
+        self._places: dict[_Connection, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="rest", daemon=True)
 
@@ -145,7 +146,8 @@ class HttpServer:
         self._accepting = self._loop.create_task(self._accept())
 
     async def _end(self, grace_secs: float) -> None:
-        tasks = [each for each in (self._accepting, *self._opening) if each is not None]
+        opening = [task for task in self._places.values() if not task.done()]
+        tasks = [each for each in (self._accepting, *opening) if each is not None]
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -164,20 +166,18 @@ class HttpServer:
                 self._drop_idle()
                 await asyncio.sleep(_PAUSE_SECS)
                 continue
-            full = len(self._server.connections) + len(self._opening) >= self._max_connections
-            if full and not self._drop_idle():
+            if len(self._places) >= self._max_connections and not self._drop_idle():
                 connection.close()
                 continue
-            task = self._loop.create_task(self._open(connection))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            protocol = self._connection()
+            self._places[protocol] = self._loop.create_task(self._open(connection, protocol))
 
-    async def _open(self, connection: socket.socket) -> None:
+    async def _open(self, connection: socket.socket, protocol: _Connection) -> None:
         times = self._times
         try:
             with contextlib.suppress(OSError):  # he goes away, or is no client of TLS
                 await self._loop.connect_accepted_socket(
-                    self._connection,
+                    lambda: protocol,
                     connection,
                     ssl=self._context,
                     ssl_handshake_timeout=times.handshake if self._context else None,
@@ -186,10 +186,17 @@ class HttpServer:
         except asyncio.CancelledError:
             connection.close()
             raise
+        finally:
+            if protocol.transport is None:
+                self._leave(protocol)
+
+    def _leave(self, protocol: _Connection) -> None:
+        self._places.pop(protocol, None)
 
     def _connection(self) -> _Connection:
         return _Connection(
             self._application,
+            self._leave,
             self._server,
             loop=self._loop,
             logger=_quiet,
@@ -205,16 +212,14 @@ class HttpServer:
 
     def _drop_idle(self) -> bool:
         """Breaks off the oldest connection that has no request; says whether there was one."""
-        for each in self._server.connections:
-            if each not in self._busy and each.transport is not None:
-                each.transport.abort()
-                each.force_close()
-                return True
-        for task in self._opening:
-            if not task.cancelling():
-                task.cancel()
-                return True
-        return False
+        idle = next((each for each in self._places if each not in self._busy), None)
+        if idle is None:
+            return False
+        self._places.pop(idle).cancel()  # if it shakes hands
+        if idle.transport is not None:
+            idle.transport.abort()
+            idle.force_close()
+        return True
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self._busy.add(request.protocol)
@@ -283,9 +288,19 @@ class HttpServer:
 class _Connection(web.RequestHandler):
     """A connection that says in JSON what is malformed."""
 
-    def __init__(self, application: Application, *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        application: Application,
+        on_lost: Callable[[_Connection], None],
+        *args: Any,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
-        self._application = application
+        self._application, self._on_lost = application, on_lost
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._on_lost(self)
+        super().connection_lost(exc)
 
     def handle_error(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -315,6 +316,31 @@ def test_a_new_connection_takes_the_place_of_an_idle_one() -> None:
         assert answer_of(busy) == (200, b"x")
 
 
+def test_connections_that_come_at_once_pass_no_limit_and_the_oldest_goes() -> None:
+    with serving(max_connections=4) as (_, server), contextlib.ExitStack() as stack:
+        for pauses in range(12):  # of the loop, between two of them
+            many = [stack.enter_context(connect(server)) for _ in range(3)]
+
+            async def rush(pauses: int = pauses, many: list[socket.socket] = many) -> list[int]:
+                found = []
+                for each in range(9):
+                    many.append(stack.enter_context(connect(server)))
+                    for _ in range(pauses if each % 3 == 0 else 0):
+                        await asyncio.sleep(0)
+                    found.append(len(server._places))
+                return found
+
+            counts = asyncio.run_coroutine_threadsafe(rush(), server._loop).result(60)
+            assert max(counts) <= 4
+            assert ask(server, HEALTH) == (200, b"/healthz")
+            until(lambda: len(server._server.connections) <= 4)
+            assert [rest_of(each) for each in many[:9]] == [b""] * 9
+            for each in many[9:]:
+                each.setblocking(False)
+                with pytest.raises(BlockingIOError):  # it is open
+                    each.recv(1)
+
+
 def test_all_connections_with_requests_are_kept() -> None:
     with serving(max_connections=2) as (echo, server), contextlib.ExitStack() as stack:
         busy = [stack.enter_context(connect(server)) for _ in range(2)]
@@ -472,7 +498,7 @@ def test_tls_waits_for_no_slow_handshake(certificate: tuple[Path, Path]) -> None
             connection.sendall(HEALTH + HEALTH)
             assert answer_of(connection)[0] == 200
         assert [rest_of(each) for each in silent] == [b""] * 20
-        until(lambda: not server._opening)
+        until(lambda: not server._places)
 
 
 def test_a_door_that_cannot_open_is_one_line(certificate: tuple[Path, Path]) -> None:

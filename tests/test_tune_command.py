@@ -159,17 +159,24 @@ def test_candidate_that_kills_the_process_twice_is_left_out(
     assert "ended 2 times while it trained" in search.record.tried[deadly.key].problem
 
 
-def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
-    clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def of_ten_secs(
+    monkeypatch: pytest.MonkeyPatch, score: Callable[[Candidate, int], float]
+) -> tuple[Scored, list[float]]:
+    """Runs that take ten seconds each, and the clock."""
     now = [0.0]
     monkeypatch.setattr("embedps.training.tuning.time.monotonic", lambda: now[0])
 
     def takes(candidate: Candidate, fold: int) -> float:
         now[0] += 10
-        return distance(candidate, fold)
+        return score(candidate, fold)
 
-    scored = Scored(monkeypatch, takes)
+    return Scored(monkeypatch, takes), now
+
+
+def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
+    clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored, now = of_ten_secs(monkeypatch, distance)
     search = search_in(tmp_path, clicks, secs=105)
     search.run()
     search.choose()
@@ -188,15 +195,11 @@ def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
 def test_of_one_share_the_best_is_chosen_though_others_were_scored_again(
     clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr("embedps.training.tuning.time.monotonic", lambda: now[0])
-
-    def takes(candidate: Candidate, fold: int) -> float:
-        now[0] += 10
+    def score(candidate: Candidate, fold: int) -> float:
         is_again = "epochs" in candidate.options
         return 0.5 if is_again else 0.3 if "row_weight_decay" in candidate.options else 0.4
 
-    scored = Scored(monkeypatch, takes)
+    scored, _ = of_ten_secs(monkeypatch, score)
     search = search_in(tmp_path, clicks, secs=75)
     search.run()
     search.choose()

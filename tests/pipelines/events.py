@@ -32,6 +32,7 @@ def make_events(num_rows: int = 600, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def write_events(path: Path, events: list[dict[str, Any]]) -> Path:
+    """Writes records in the format of the suffix; lists in CSV with | between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(events), path, row_group_size=50)
@@ -41,7 +42,10 @@ def write_events(path: Path, events: list[dict[str, Any]]) -> Path:
         with open(path, "w", newline="") as out:
             writer = csv.DictWriter(out, [*events[0]])
             writer.writeheader()
-            writer.writerows(events)
+            writer.writerows(
+                {k: "|".join(map(str, v)) if isinstance(v, list) else v for k, v in each.items()}
+                for each in events
+            )
     return path
 
 

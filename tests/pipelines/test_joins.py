@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import shutil
@@ -26,6 +25,7 @@ from embedps.pipelines.ingestion import side_tables
 from embedps.pipelines.ingestion.raw_records import RawReader
 from tests.builders import read_split
 from tests.pipelines.builders import files_of
+from tests.pipelines.events import write_events
 from tests.pipelines.shop import as_rows, make, options_of
 
 EVENTS: list[dict[str, Any]] = [
@@ -90,24 +90,6 @@ def make_events(num_rows: int = 700) -> Records:
     ]
 
 
-def write(path: Path, records: Records) -> Path:
-    """Writes records in the format of the suffix; lists in CSV with | between."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(records), path, row_group_size=100)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    else:
-        with open(path, "w", newline="") as out:
-            writer = csv.DictWriter(out, [*records[0]])
-            writer.writeheader()
-            writer.writerows(
-                {k: "|".join(map(str, v)) if isinstance(v, list) else v for k, v in each.items()}
-                for each in records
-            )
-    return path
-
-
 def joined_beforehand(events: Records, items: Records, users: Records) -> Records:
     """The plain twin: each event with the columns of its item and user."""
     by_id = {item["id"]: item for item in items}
@@ -155,9 +137,11 @@ SPLITS: list[dict[str, Any]] = [
 def test_the_shards_are_those_of_events_joined_beforehand(tmp_path: Path, kind: str, side: str):
     events, items, users = make_events(), make_items(), make_users()
     for place, part in enumerate((events[:300], events[300:])):
-        write(tmp_path / "events" / f"{place}.{kind}", part)
-        write(tmp_path / "whole" / f"{place}.{kind}", joined_beforehand(part, items, users))
-    paths = [write(tmp_path / f"{n}.{side}", t) for n, t in (("items", items), ("users", users))]
+        write_events(tmp_path / "events" / f"{place}.{kind}", part)
+        write_events(tmp_path / "whole" / f"{place}.{kind}", joined_beforehand(part, items, users))
+    paths = [
+        write_events(tmp_path / f"{n}.{side}", t) for n, t in (("items", items), ("users", users))
+    ]
     table = schema(kind, *paths)
     flat = Table.parse(
         {"format": kind, "column": [*EVENTS, *OF_ITEMS, *OF_USERS]} | {"feature": FEATURES}
@@ -184,9 +168,9 @@ def test_the_shards_are_those_of_events_joined_beforehand(tmp_path: Path, kind: 
 
 def prepared(tmp_path: Path, **settings: Any) -> Table:
     """Events and side tables of CSV, and their schema."""
-    write(tmp_path / "events.csv", make_events())
-    items = write(tmp_path / "items.csv", make_items())
-    return schema("csv", items, write(tmp_path / "users.csv", make_users()), **settings)
+    write_events(tmp_path / "events.csv", make_events())
+    items = write_events(tmp_path / "items.csv", make_items())
+    return schema("csv", items, write_events(tmp_path / "users.csv", make_users()), **settings)
 
 
 def test_any_runner_gives_the_same_bytes_and_a_second_run_keeps_them(tmp_path: Path, capsys: Any):
@@ -207,7 +191,7 @@ def test_any_runner_gives_the_same_bytes_and_a_second_run_keeps_them(tmp_path: P
 
 def test_texts_of_joined_ids_are_kept_as_those_of_the_input(tmp_path: Path):
     events, items, users = make_events(), make_items(), make_users()
-    whole = write(tmp_path / "whole.csv", joined_beforehand(events, items, users))
+    whole = write_events(tmp_path / "whole.csv", joined_beforehand(events, items, users))
     flat = Table.parse({"column": [*EVENTS, *OF_ITEMS, *OF_USERS]})
     table = replace(prepared(tmp_path), features=flat.features)
     keep = {"keep_texts": ("city", "genres"), "split_key": ("user",)}
@@ -340,9 +324,9 @@ def test_several_files_and_a_join_of_a_joined_column(tmp_path: Path):
     table = prepared(tmp_path)
     items = make_items()
     for place, part in enumerate((items[:15], items[15:])):
-        write(tmp_path / "parts" / f"{place}.csv", part)
+        write_events(tmp_path / "parts" / f"{place}.csv", part)
     shops = [{"shop": f"{shop:X}", "size": float(shop)} for shop in range(9)]
-    write(tmp_path / "shops.jsonl", shops)
+    write_events(tmp_path / "shops.jsonl", shops)
     node = table.to_json()
     node["join"][0]["file"] = [str(tmp_path / "parts" / "*.csv")]
     node["join"].append({
@@ -386,7 +370,7 @@ def test_keys_match_as_the_events_declare_them(tmp_path: Path):
 
 
 def test_a_table_without_a_header_is_read_by_place_and_one_with_by_path(tmp_path: Path):
-    write(tmp_path / "events.csv", make_events())
+    write_events(tmp_path / "events.csv", make_events())
     (tmp_path / "items.txt").write_bytes(
         "".join(f"Ä|{i}|{i + 100}\n" for i in range(45)).encode("latin-1")
     )
@@ -453,8 +437,8 @@ def test_a_table_without_a_header_is_read_by_place_and_one_with_by_path(tmp_path
 def test_histories_and_negatives_have_the_columns_of_their_items(tmp_path: Path):
     items = [{"id": item, "shop": f"{item % 7:x}"} for item in range(45)]
     events = [event | {"clicked": 1} for event in make_events() if event["item"] is not None]
-    write(tmp_path / "events.csv", events)
-    write(tmp_path / "items.csv", items)
+    write_events(tmp_path / "events.csv", events)
+    write_events(tmp_path / "items.csv", items)
     past = {"name": "shops", "as": "list", "type": "hex", "history": {"of": "shop", "by": "user"}}
     node = {
         "column": [*EVENTS, past],
@@ -574,7 +558,7 @@ def test_raw_records_must_have_the_joined_columns_themselves(tmp_path: Path):
     with pytest.raises(DatasetError, match=r"'year', 'genres' is absent.*ingestion joined 'year'"):
         list(reader().read(tmp_path / "events.csv"))
     for kind, message in (("jsonl", "no line has genres, year: "), ("parquet", "'year', it has")):
-        events = write(tmp_path / f"events.{kind}", make_events())
+        events = write_events(tmp_path / f"events.{kind}", make_events())
         with pytest.raises(UsageError, match=f"{message}.*ingestion joined"):
             list(reader(format=kind).read(events))
     with pytest.raises(UsageError, match="must have 11 fields, got 5: ingestion joined"):
@@ -582,7 +566,7 @@ def test_raw_records_must_have_the_joined_columns_themselves(tmp_path: Path):
     whole = joined_beforehand(make_events(), make_items(), make_users())
     rows = read_split(dataset, "train").sort_by("number")
     for kind in ("csv", "jsonl", "parquet"):
-        records = list(reader(format=kind).read(write(tmp_path / f"whole.{kind}", whole)))
+        records = list(reader(format=kind).read(write_events(tmp_path / f"whole.{kind}", whole)))
         made = pa.Table.from_batches([each.features for each in records])
         assert made["genres"].to_pylist() == rows["genres"].to_pylist()
         np.testing.assert_array_equal(made["year"].to_numpy(), rows["year"].to_numpy())
@@ -611,8 +595,8 @@ def test_rows_in_memory_and_later_days_are_joined_too(tmp_path: Path):
 
 
 def test_the_command_says_what_was_joined(tmp_path: Path, capsys: Any):
-    write(tmp_path / "events.csv", make_events())
-    write(tmp_path / "items.csv", make_items())
+    write_events(tmp_path / "events.csv", make_events())
+    write_events(tmp_path / "items.csv", make_items())
     node = ["[[column]]\nname='number'\nas='ignore'\n[[column]]\nname='user'\nas='ignore'"]
     node += ["[[column]]\nname='item'\nas='categorical'\ntype='integer'"]
     node += ["[[column]]\nnames=['time','clicked']\nas='ignore'"]

@@ -15,6 +15,10 @@ from benchmarks.peers.protocol import Variant
 from benchmarks.system_process import Measured, SystemProcess
 
 OURS = "embedps"
+FLOOR = "floor"
+"""What training cannot be faster than: `benchmarks.peers.floor`, a system of this title."""
+
+_OWN_MODULES = {OURS: "embedps_dlrm", FLOOR: "floor"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,7 @@ class System:
 
     Attributes:
       title: its name in tables.
-      peer: one of PEERS, or OURS.
+      peer: one of PEERS, OURS or FLOOR.
       settings: the settings of its program, such as num_ps.
     """
 
@@ -117,7 +121,7 @@ class _RunningSystems:
             process = SystemProcess(
                 system.title,
                 python=environments.python_of(peer) if peer else Path(sys.executable),
-                module=peer.module if peer else "embedps_dlrm",
+                module=peer.module if peer else _OWN_MODULES[system.peer],
                 folder=folder,
                 settings=system.settings,
             )
@@ -189,11 +193,12 @@ def _run_group(
         complete = [(case, found) for case, found in cases if len(found) == timing.rounds]
         first = configuration.cases[0]
         ours = [m.rate for case, found in complete for m in found if case is first]
+        floor = [m.rate for case, found in complete for m in found if case.system == FLOOR]
         results.append(
             {
                 "group": configuration.group,
                 "configuration": configuration.name,
-                "cases": [_result(case, found, ours) for case, found in complete],
+                "cases": [_result(case, found, ours, floor) for case, found in complete],
             }
         )
     return results
@@ -211,15 +216,25 @@ def _order(keys: list[_Key], round_: int) -> list[_Key]:
     return keys[first:] + keys[:first]
 
 
-def _result(case: Case, found: Sequence[Measured], ours: Sequence[float]) -> dict[str, Any]:
+def _result(
+    case: Case, found: Sequence[Measured], ours: Sequence[float], floor: Sequence[float]
+) -> dict[str, Any]:
     rates = [m.rate for m in found]
-    ratios = [mine / theirs for mine, theirs in zip(ours, rates, strict=bool(ours))]
+    of_floor = {} if case.system == FLOOR else {"of_floor": _ratios(rates, floor)}
     return {
         "system": case.system,
         **dataclasses.asdict(case.variant),
         "rate": report.spread(rates),
-        "ours_to_this": report.spread(ratios) if ratios else None,
+        "ours_to_this": _ratios(ours, rates),
+        **{name: ratios for name, ratios in of_floor.items() if ratios is not None},
         "rates": [round(rate) for rate in rates],
         "foreign_cores": max(m.foreign_cores for m in found),
         "more": {k: report.spread([m.more[k] for m in found]) for k in found[0].more},
     }
+
+
+def _ratios(rates: Sequence[float], others: Sequence[float]) -> dict[str, float] | None:
+    """Compares rates within each round; None if one of the systems was not measured."""
+    if not (rates and others):
+        return None
+    return report.spread([a / b for a, b in zip(rates, others, strict=True)])

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from benchmarks.comparison import OURS, Case, Comparison, Configuration, System
+from benchmarks.comparison import FLOOR, OURS, Case, Comparison, Configuration, System
 from benchmarks.environments import PEERS
 from benchmarks.peers.protocol import CHECKPOINT_ROWS, Variant
 from benchmarks.workload import Workload
@@ -16,6 +16,9 @@ SUITES: tuple[Suite, ...] = ("lookup", "train", "checkpoint", "input")
 
 # The kinds of one family are compared with each other, as each system has its own kind of Adagrad.
 _FAMILIES = {"SGD": ("sgd",), "Adagrad of any kind": ("rowwise_adagrad", "adagrad")}
+
+
+_FLOOR = System(title=FLOOR, peer=FLOOR)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,12 +54,13 @@ def _embedded(task: str, workload: Workload, choice: Choice) -> Comparison:
     # beside ours but is not counted as ours.
     two = System(title="embedps, two units at once", peer=OURS, settings={"num_workers": 2})
     if task == "train":
-        systems.append(two)
+        systems += [two, _FLOOR]
 
     def cases(kinds: Sequence[str], precision: str, batch: int) -> tuple[Case, ...]:
         found = _cases(task, titles, kinds, precision=precision, batch=batch)
         if task == "train":
             found += _cases(task, [two.title], kinds[:1], precision=precision, batch=batch)
+            found += (_floor(precision, batch),)
         return found
 
     precisions = choice.precisions if task == "train" else ("float32",)
@@ -129,7 +133,10 @@ def _clusters(workload: Workload, choice: Choice) -> list[Comparison]:
         Configuration(
             group="Adagrad",
             name=f"{precision} {batch}",
-            cases=tuple(case(system, precision, batch) for system in systems),
+            cases=(
+                *(case(system, precision, batch) for system in systems),
+                _floor(precision, batch),
+            ),
         )
         for precision in choice.precisions
         for batch in choice.batch_sizes
@@ -138,10 +145,15 @@ def _clusters(workload: Workload, choice: Choice) -> list[Comparison]:
         Comparison(
             title=f"{workload.name}, training, parameter servers and workers",
             workload=workload,
-            systems=systems,
+            systems=(*systems, _FLOOR),
             configurations=configurations,
         )
     ]
+
+
+def _floor(precision: str, batch: int) -> Case:
+    variant = Variant(task="train", kind="of any", precision=precision, batch=batch)
+    return Case(system=FLOOR, variant=variant)
 
 
 def _cases(

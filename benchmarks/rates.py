@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison import OURS
+from benchmarks.comparison import FLOOR, OURS
 from benchmarks.layout import Part, Table
 
 KIND_TITLES = {"sgd": "SGD", "adagrad": "Adagrad", "rowwise_adagrad": "row-wise Adagrad"}
@@ -35,17 +35,25 @@ def cell(case: Results, *, first: bool) -> str:
 
 
 def grid(configurations: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
-    """Returns the headings and rows of one group's table: cases by configurations."""
+    """Returns the headings and rows of one group's table: cases by configurations.
+
+    A configuration with a floor has a second column: which share of the floor each case is.
+    """
     titles = dict.fromkeys(case_title(case) for each in configurations for case in each["cases"])
-    rows = []
-    for title in titles:
-        row = [title]
-        for each in configurations:
-            found = [case for case in each["cases"] if case_title(case) == title]
-            row.append(cell(found[0], first=found[0] is each["cases"][0]) if found else "-")
-        rows.append(row)
     headings = ["rate per second; ratio of ours to it"]
-    return headings + [each["configuration"] for each in configurations], rows
+    rows = [[title] for title in titles]
+    for each in configurations:
+        cases = {case_title(case): case for case in reversed(each["cases"])}
+        headings.append(each["configuration"])
+        for row in rows:
+            case = cases.get(row[0])
+            row.append(cell(case, first=case is each["cases"][0]) if case else "-")
+        if any("of_floor" in case for case in each["cases"]):
+            headings.append("of the floor")
+            for row in rows:
+                share = cases.get(row[0], {}).get("of_floor")
+                row.append(f"{share['median']:.2f}" if share else "")
+    return headings, rows
 
 
 def groups(comparison: Results) -> dict[str, list[Results]]:
@@ -69,7 +77,7 @@ def fastest(comparison: Results) -> Iterator[tuple[str, str, Results, Results]]:
     for group, configurations in groups(comparison).items():
         cases = [c for each in configurations for c in each["cases"] if c["task"] == "train"]
         ours = [case for case in cases if case["system"] == comparison["ours"]]
-        others = [case for case in cases if not case["system"].startswith(OURS)]
+        others = [case for case in cases if not case["system"].startswith((OURS, FLOOR))]
         for precision in (None, *dict.fromkeys(case["precision"] for case in cases)):
             mine, theirs = (
                 best([case for case in some if precision in (None, case["precision"])])

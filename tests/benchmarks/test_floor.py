@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import peer_suites, rates, workload
-from benchmarks.comparison import FLOOR, OURS
+from benchmarks.comparison import FLOOR, OURS, System
 from benchmarks.peers import floor, protocol
 from benchmarks.peers.embedps_dlrm import Embedps
 from embedps.cluster.embedded import EmbeddedCluster
@@ -78,7 +78,7 @@ def test_each_configuration_of_training_has_a_floor_and_none_of_the_others(peers
 
 @pytest.mark.multiprocess
 def test_what_is_measured_is_a_share_of_the_floor_of_its_round():
-    systems = [peer_suites.System(title=name, peer=name) for name in (OURS, FLOOR)]
+    systems = [System(title=name, peer=name) for name in (OURS, FLOOR)]
     cases = [case(OURS), case(OURS, "adagrad"), case(FLOOR, "of any")]
     (configuration,) = measure(systems, cases)["configurations"]
     *ours, least = configuration["cases"]

@@ -132,8 +132,8 @@ def _busy_secs() -> float:
     return (user + nice + system + irq + softirq) / _TICKS
 
 
-def _tree_secs(root: int) -> float:
-    """Returns the CPU seconds that a process and its descendants have used."""
+def tree(root: int) -> dict[int, float]:
+    """Gives the CPU seconds of a process and of each of its descendants, by PID."""
     children: dict[int, list[int]] = {}
     used: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -144,9 +144,13 @@ def _tree_secs(root: int) -> float:
         fields = stat[stat.rindex(")") + 2 :].split()
         children.setdefault(int(fields[1]), []).append(int(name))
         used[int(name)] = int(fields[11]) + int(fields[12])
-    todo, total = [root], 0
+    todo, found = [root], dict[int, float]()
     while todo:
         pid = todo.pop()
-        total += used.get(pid, 0)
+        found[pid] = used.get(pid, 0) / _TICKS
         todo += children.get(pid, [])
-    return total / _TICKS
+    return found
+
+
+def _tree_secs(root: int) -> float:
+    return sum(tree(root).values())

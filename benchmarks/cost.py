@@ -94,7 +94,7 @@ def save(data: str, model_dir: str) -> dict[str, float]:
 
 def make_requests(data: Dataset, candidates: int) -> list[bytes]:
     """Makes requests of the first records of the training split."""
-    names = [feature.name for feature in (*data.numeric, *data.categorical)]
+    names = [*(each.name for each in data.numeric), *(each.name for each in data.categorical)]
     table = pq.read_table(data.paths("train")[0], columns=names)
     table = table.slice(0, candidates * _DIFFERENT)
     columns = {name: table[name].to_numpy() for name in names}
@@ -250,7 +250,7 @@ def layout(content: Content) -> list[Part]:
     heads += ["MB sent", "CPU s of a start", "CPU hours of a billion"]
     of_life = {name: results[name]["per_million"]["cpu_secs"] for name in _LIFE}
     whole = sum(of_life.values())
-    goes = ", ".join(f"{name} {_share(secs, whole)}" for name, secs in of_life.items())
+    goes = "; ".join(f"{name}: {_share(secs, whole)}" for name, secs in of_life.items())
     few, many = content["rows"]
     first, last = results[_ONE_PROCESS]["examples"]
     told = f"{first:,} and {last:,} examples made {few:,} and {many:,} rows. "

@@ -39,7 +39,7 @@ def test_a_server_is_asked_for_records_of_the_training_split(clicks: Dataset):
     table = pq.read_table(clicks.paths("train")[0])
     for request, begin in ((first, 0), (second, 3)):
         inputs = messages.PredictRequest.FromString(request).inputs
-        names = [f.name for f in (*clicks.numeric, *clicks.categorical)]
+        names = [f.name for f in clicks.numeric] + [f.name for f in clicks.categorical]
         assert set(inputs) == set(names)
         for feature, dtype in ((clicks.numeric[0], np.float32), (clicks.categorical[-1], "i8")):
             sent = np.frombuffer(inputs[feature.name].tensor_content, dtype)
@@ -74,12 +74,13 @@ def test_the_table_has_a_billion_in_hours_and_where_a_million_goes():
     }
     table, told = cost.layout({"results": results, "rows": [3, 5]})
     assert isinstance(table, Table)
+    assert isinstance(told, str)
     rows = {row[0]: list(row[1:]) for row in table.rows}
     hour = datetime.timedelta(hours=1).total_seconds()
     assert rows["ingest"] == ["9.0", "25%", "5", "5", "5", "2.0", f"{9.0 * 1000 / hour:.1f}"]
     assert rows["save all rows"][1] == ""  # more in the kernel than in all: nothing to see
     assert "54 CPU seconds" in told
-    assert "ingest 17%, train, one process 50%, evaluate 33%" in told
+    assert "ingest: 17%; train, one process: 50%; evaluate: 33%" in told
 
 
 @pytest.mark.slow

@@ -93,3 +93,17 @@ def test_without_a_preset_the_defaults_are_as_before() -> None:
     run = parse([*REQUIRED, "--model=dlrm"])
     assert run.config.batch_size == 2048
     assert run.model_config.embedding_dim == 16
+
+
+def test_retrieval_needs_no_flag_beside_it_and_is_of_two_towers_only() -> None:
+    read = RunFlags([*REQUIRED, "--model=two_tower", "--preset=retrieval", "--epochs=2"], "t", "")
+    run = read.read()
+    told = {**PRESETS["retrieval"], "epochs": 2}
+    places = (run.config, run.config.optimizer, run.config.evaluation, run.model_config)
+    got = {name: getattr(p, name) for name in told for p in places if hasattr(p, name)}
+    assert got == {name: value for name, value in told.items() if name != "eval"}
+    assert run.config.evaluation.mode == "inline"
+    assert "2 epochs" in read.preset_line
+    assert "at 1.6 with schedule linear" in read.preset_line
+    with pytest.raises(UsageError, match="must be of two_tower, but --model is dlrm"):
+        parse([*REQUIRED, "--model=dlrm", "--preset=retrieval"])

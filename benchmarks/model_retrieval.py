@@ -43,29 +43,22 @@ RETRIEVAL = ("lastfm", "ml-1m", "beauty")
 LAST_ITEM = "ml-100k last item"
 SAMPLES = (*RETRIEVAL, LAST_ITEM)
 SEEDS = (0, 1, 2)
-SPARSE = [
-    "--embedding-dim=128",
+TWO_TOWER = ["--preset=retrieval"]
+LAST_ITEM_FLAGS = [
+    "--held-out=held_out",
+    "--seen=seen",
+    "--at=10,20,100",
+    "--normalize",
+    "--batch-size=1024",
+    "--unit-rows=8192",
+    "--sparse-learning-rate=0.5",
+    "--schedule=linear",
+    "--eval=inline",
+    "--metric=recall@20",
+    "--embedding-dim=64",
     "--temperature=0.15",
-    "--num-negatives=1000",
-    "--history=history",
-    "--history-table=item",
-    "--sparse-optimizer=sgd",
-    "--sparse-learning-rate=1.6",
-    "--row-stddev=0.005",
-    "--epochs=10",
+    "--epochs=20",
 ]
-TWO_TOWER = {
-    "lastfm": [
-        "--embedding-dim=128",
-        "--temperature=0.16",
-        "--num-negatives=1000",
-        "--history=history",
-        "--history-weight=0.3",
-        "--epochs=30",
-    ],
-    "ml-1m": ["--embedding-dim=128", "--temperature=0.15", "--epochs=20", "--batch-size=2048"],
-    "beauty": SPARSE,
-}
 
 
 def baseline(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -99,7 +92,7 @@ def retrieval(
     if not {"ALS", "BPR"} <= found.keys() and not ended():
         found |= baseline(pairs, folder)
         yield
-    made, settings = folder / "set", TWO_TOWER[name]
+    made, settings = folder / "set", TWO_TOWER
     train = (str(paths["train"]), str(paths["valid"]))
     make_dataset(interactions.Options(train=train, test=str(paths["test"]), output=str(made)))
     ours = found.get("two_tower", {})
@@ -124,16 +117,6 @@ def train_two_tower(
         f"--data={data}",
         f"--model-dir={model_dir}",
         f"--seed={seed}",
-        "--held-out=held_out",
-        "--seen=seen",
-        "--at=10,20,100",
-        "--normalize",
-        "--batch-size=1024",
-        "--unit-rows=8192",
-        "--sparse-learning-rate=0.5",
-        "--schedule=linear",
-        "--eval=inline",
-        "--metric=recall@20",
         *flags,
     )
     lines = (model_dir / "evaluation.jsonl").read_text().splitlines()
@@ -156,7 +139,7 @@ def last_item(samples: Path, folder: Path) -> dict[str, Any]:
     make_dataset(interactions.Options(**files, output=str(made)))  # type: ignore[arg-type]
     found = {}
     for name, flag in (("with logQ", "--log-q"), ("without", "--no-log-q")):
-        flags = ["--embedding-dim=64", "--temperature=0.15", "--epochs=20", flag]
+        flags = [*LAST_ITEM_FLAGS, flag]
         each = [train_two_tower(made, folder / f"{flag}-{s}", s, flags) for s in SEEDS]
         found[name] = {k: [e[k] for e in each] for k in ("recall@10", "recall@100", "ndcg@10")}
     return found

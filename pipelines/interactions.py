@@ -23,9 +23,8 @@ _EXAMPLES = """\
 examples:
   python -m embedps.pipelines.interactions --train gowalla/train.txt --test gowalla/test.txt \\
       --output data/gowalla
-  python -m embedps.train --model two_tower --data data/gowalla --model-dir runs/gowalla \\
-      --held-out held_out --seen seen --normalize --temperature 0.15 --num-negatives 1000 \\
-      --embedding-dim 64 --sparse-learning-rate 0.5 --metric recall@20 --at 20
+  python -m embedps.train --model two_tower --preset retrieval --data data/gowalla --model-dir \\
+      runs/gowalla
 """
 
 

@@ -111,9 +111,9 @@ def preset_line(name: str, config: TrainConfig) -> str:
     asked, optimizer = config.evaluation, config.optimizer
     if name == "retrieval":
         return (
-            f"--preset retrieval, for users and their items, few or many: {config.epochs} epochs, as "
-            "more learn the items of users with few by heart; queries are mostly means of the items' "
-            f"rows, which begin near 0, at {optimizer.sparse_learning_rate:g} with schedule "
+            f"--preset retrieval, for users and their items: {config.epochs} epochs, as more learn "
+            "the items of users who have few by heart; queries are mostly means of items' rows, "
+            f"which begin near 0 and learn at {optimizer.sparse_learning_rate:g} with schedule "
             f"{optimizer.schedule}; your flags win over it"
         )
     share = f"{asked.inner_share:.0%} of the rows, which it does not train on"

@@ -61,8 +61,8 @@ class RunFlags:
             "--preset",
             choices=tuple(PRESETS),
             help="other defaults: small, for less than about 100,000 rows, has small networks and "
-            "batches and stops by rows held out of training; retrieval, for two_tower and a dataset "
-            "of embedps.pipelines.interactions",
+            "batches and stops by rows held out of training; retrieval, for two_tower and data of "
+            "embedps.pipelines.interactions",
         )
         self._configs: list[type] = [TrainConfig]
         left_out = [o.name for o in options_of(TrainConfig) if without and o.section == without]

@@ -13,6 +13,7 @@ import dataclasses
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -64,6 +65,8 @@ class SentBytes:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> SentBytes:
+        if shutil.which("ss") is None:
+            raise ChildError("bytes sent are counted by the command ss: install iproute2")
         self._look()
         self._before = dict(self._sent)
         self._thread.start()

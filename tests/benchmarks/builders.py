@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from benchmarks import workload
 from tests.commands import run
@@ -11,6 +14,7 @@ from tests.commands import run
 TINY = dataclasses.replace(
     workload.W1, cardinalities=(3, 1000), dim=4, bottom_mlp=(8, 4), top_mlp=(8, 1)
 )
+needs_ss = pytest.mark.skipif(shutil.which("ss") is None, reason="ss of iproute2 is not installed")
 
 
 def run_benchmark(name: str, *flags: str, output: Path) -> dict[str, Any]:

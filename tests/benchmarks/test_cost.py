@@ -17,7 +17,7 @@ from benchmarks.process_usage import Usage
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.serving.server import messages
-from tests.benchmarks.builders import run_benchmark
+from tests.benchmarks.builders import needs_ss, run_benchmark
 
 
 def usage(start: float, each: float, examples: int) -> Usage:
@@ -85,6 +85,7 @@ def test_the_table_has_a_billion_in_hours_and_where_a_million_goes():
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@needs_ss
 def test_each_step_is_measured_as_its_processes(tmp_path: Path):
     flags = ("--rows=2000,6000", "--candidates=5", "--rates=50", "--secs=1")
     made = run_benchmark("cost", *flags, output=tmp_path / "cost.json")

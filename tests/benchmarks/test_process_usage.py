@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import process_usage
 from benchmarks.child import ChildError
+from tests.benchmarks.builders import needs_ss
 
 _WROTE = 3_000_000
 _SENT = 5_000_000
@@ -37,6 +38,7 @@ subprocess.run([sys.executable, "-c", GRANDCHILD, sys.argv[1]], check=True)
 """
 
 
+@needs_ss
 @pytest.mark.multiprocess
 def test_a_grandchild_that_has_ended_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "grandparent.py").write_text(_PROGRAM)
@@ -49,6 +51,7 @@ def test_a_grandchild_that_has_ended_counts(tmp_path: Path, monkeypatch: pytest.
     assert _SENT <= used.sent_bytes < 1.1 * _SENT
 
 
+@needs_ss
 def test_a_command_that_fails_is_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "failing.py").write_text("raise SystemExit(3)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -56,6 +59,7 @@ def test_a_command_that_fails_is_no_measurement(tmp_path: Path, monkeypatch: pyt
         process_usage.of_command("failing")
 
 
+@needs_ss
 def test_the_sockets_of_other_processes_do_not_count():
     with socket.create_server(("127.0.0.1", 0)) as server, process_usage.SentBytes(1 << 30) as sent:
         client = socket.create_connection(server.getsockname())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,7 +81,17 @@ def test_search_goes_to_what_scores_best(
     search.run()
     search.choose()
     first = first_candidates(clicks, MODELS)
-    assert scored.asked[: len(first)] == [(c.key, 0) for c in first]
+    plain = [c for c in first if c.model == "logistic_regression"][:2]
+    for at, candidate in enumerate(plain):  # on all shares, as nothing is to be told from chance
+        settled = tuning.with_epochs(candidate, 4).key
+        runs = [(candidate.key, 0), *((settled, fold) for fold in range(3))]
+        assert scored.asked[4 * at : 4 * at + 4] == runs
+    asked = [key for key, _ in scored.asked]
+    places = [asked.index(c.key) for c in first]
+    assert places == sorted(places)
+    worse = next(c for c in first if c.model == "fm")
+    assert asked.count(worse.key) == 1
+    assert tuning.with_epochs(worse, 4).key not in asked
     assert len(set(scored.asked)) == len(scored.asked)
     chosen = search.chosen
     assert (chosen.model, chosen.options["epochs"]) == ("deepfm", 6)
@@ -164,7 +175,7 @@ def of_ten_secs(
 ) -> tuple[Scored, list[float]]:
     """Runs that take ten seconds each, and the clock."""
     now = [0.0]
-    monkeypatch.setattr("embedps.training.tuning.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(tuning, "clock", lambda: now[0])
 
     def takes(candidate: Candidate, fold: int) -> float:
         now[0] += 10
@@ -180,8 +191,8 @@ def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
     search = search_in(tmp_path, clicks, secs=105)
     search.run()
     search.choose()
-    # Half of the time for the first candidates, then the best of them on more shares; 10 s remain.
-    assert [fold for _, fold in scored.asked] == [0] * 6 + [0] * 3
+    # Two logistic regressions, whose epochs are found on the first share; 10 s remain.
+    assert [fold for _, fold in scored.asked] == [0, 0, 1, 2, 0, 0, 1, 2, 0]
     assert search.record.secs == 90
     assert search.chosen.options["epochs"] == 4
     assert "the time was over" in search.reason()
@@ -192,20 +203,36 @@ def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
     assert 270 <= longer.record.secs <= 290
 
 
-def test_of_one_share_the_best_is_chosen_though_others_were_scored_again(
+def test_what_has_no_score_of_a_share_is_not_chosen_over_what_has(
     clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def score(candidate: Candidate, fold: int) -> float:
-        is_again = "epochs" in candidate.options
-        return 0.5 if is_again else 0.3 if "row_weight_decay" in candidate.options else 0.4
+        is_decayed = "row_weight_decay" in candidate.options
+        return 0.1 if candidate.model == "wide_deep" else 0.3 if is_decayed else 0.4
 
     scored, _ = of_ten_secs(monkeypatch, score)
-    search = search_in(tmp_path, clicks, secs=75)
+    search = search_in(tmp_path, clicks, secs=120)
     search.run()
     search.choose()
-    assert sum("epochs" in key for key, _ in scored.asked) == 2
-    assert search.record.chosen["score"] == 0.3
+    asked = [json.loads(key)[0] for key, _ in scored.asked]
+    assert asked.count("wide_deep") == 2
+    assert search.record.chosen["score"] == pytest.approx(0.3)
     assert search.chosen.options["row_weight_decay"]
+    assert search.chosen.options["epochs"] == 4
+
+
+def test_run_of_all_epochs_is_a_share_of_its_candidate(
+    clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = Scored(monkeypatch, distance)
+    settings = make_settings(tmp_path, clicks)
+    settings = dataclasses.replace(settings, base={**settings.base, "epochs": 4})
+    plain = first_candidates(clicks, MODELS)[:1]
+    search = Search(settings, clicks, plain)
+    monkeypatch.setattr(tuning, "neighbors", lambda *_: [])
+    search.run()
+    search.choose()
+    assert scored.asked == [(plain[0].key, fold) for fold in range(3)]
     assert search.chosen.options["epochs"] == 4
 
 
@@ -231,8 +258,7 @@ def test_tuned_model_is_the_one_that_its_line_trains(
     assert command_line.run(tune.main, flags) == 0
     lines = capsys.readouterr().out.splitlines()
     record = read_json(model_dir / tune.FILE_NAME)
-    chosen = record["tried"][record["chosen"]["key"]]
-    assert len(chosen["scores"]) == 2
+    (chosen,) = (tried for tried in record["tried"].values() if len(tried["scores"]) == 2)
     assert len(set(chosen["scores"])) == 2  # of different rows
     assert not (model_dir / "tuning").exists()
     said = next(line for line in lines if line.startswith("chosen"))
@@ -298,8 +324,7 @@ def test_dataset_of_50_rows_with_constant_columns_is_tuned_on(
     flags = [f"--data={dataset.directory}", f"--model-dir={tmp_path / 'm'}", "--metric=auprc"]
     assert command_line.run(tune.main, flags) == 0
     record = read_json(tmp_path / "m" / tune.FILE_NAME)
-    scores = record["tried"][record["chosen"]["key"]]["scores"]
-    assert len(scores) == 2
+    (scores,) = (t["scores"] for t in record["tried"].values() if len(t["scores"]) == 2)
     assert all(0 < score <= 1 for score in scores)
     assert read_json(tmp_path / "m" / "summary.json")["units"]["done"] == 2
 

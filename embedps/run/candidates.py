@@ -32,11 +32,11 @@ _DECAYED = {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
 """Rows that L2 keeps near 0, rather than few and small steps: ids of many examples learn more."""
 _WIDE = {"deep_mlp": (256, 128), "top_mlp": (256, 128), "bottom_mlp": (256, 64)}
 _NARROW = {name: PRESETS["small"][name] for name in _WIDE}
+_PLAIN = {"numeric_bins": 0, "dense_learning_rate": 0.01}
 _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("logistic_regression", _PLAIN),
+    ("logistic_regression", {**_PLAIN, **_DECAYED}),
     ("wide_deep", {}),
-    ("logistic_regression", {}),
-    ("logistic_regression", {"numeric_bins": 0, "dense_learning_rate": 0.01}),
-    ("logistic_regression", {**_DECAYED, "dense_learning_rate": 0.01}),
     ("dcn_v2", {**_ADAGRAD, "dropout": 0.3}),
     ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3}),
     ("deepfm", {}),
@@ -44,6 +44,7 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("fm", {}),
     ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
     ("deepfm", {**_ADAGRAD, "embedding_dim": 16}),
+    ("logistic_regression", {}),
     ("wide_deep", {"cross": None}),
     ("dcn_v2", {}),
     ("wide_deep", {"min_count": 5, "sparse_learning_rate": 0.3}),

@@ -3,13 +3,15 @@
 The order of what is tried follows from the scores so far, so a search that goes on after a kill
 does what it would have done. MODEL_DIR/tuning.json has each run once it is done.
 
-1. Each of the first candidates trains for the preset's epochs, one inner share held out, and stops
-   once it overfits, as the preset does. If its end is as good as its best epoch, all epochs suit
-   it: the rates fall to 0 there. Else the best epoch tells how many do.
-2. The best of them, the preset and the best logistic regression, with that number of epochs, are
-   scored on all inner shares in turn.
-3. Neighbors of the best, which differ in one way, are scored on the first share; those that beat
-   it there on the others too. This goes on from the new best, until none is better.
+1. A candidate trains for the preset's epochs, one inner share held out, and stops once it
+   overfits, as the preset does. If its end is as good as its best epoch, all epochs suit it: the
+   rates fall to 0 there. Else the best epoch tells how many do.
+2. With that number of epochs, it is scored on the other inner shares in turn, for as long as it is
+   better than the best so far on the same shares.
+3. The plain logistic regressions come first, and are scored on all shares whatever comes: on one
+   share of few rows, models are told apart by chance.
+4. After the first candidates come neighbors of the best, which differ in one way. This goes on from
+   the new best, until none is better.
 
 The best is the simplest model whose scores cannot be told from the best mean: see `pick`.
 """
@@ -23,7 +25,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -45,13 +47,15 @@ from embedps.training.fit_result import Scores
 from embedps.training.run_events import UnitEnd
 from embedps.training.trainer import Trainer
 
+clock = time.monotonic
+"""Gives the seconds that --minutes are of."""
 FILE_NAME = "tuning.json"
 _RUN_DIR = "tuning"
-_BEST_FIRST = 3
-"""How many of the first candidates are scored on all shares."""
 _MOST_OF_TIME = 0.15
 """Of all minutes, that a run may take before it is stopped at its last score."""
-_FIRST_SHARE = 0.5
+_NUM_PLAIN = 2
+"""How many logistic regressions are scored on all shares, whatever comes."""
+_FIRST_SHARE = 0.7
 """Of the time, after which no more of the first candidates begin."""
 _AS_GOOD = 0.01
 """Share of its best score by which a run's end may be worse, and still all its epochs suit it."""
@@ -171,6 +175,7 @@ class Search:
 
     def __init__(self, settings: Settings, dataset: Dataset, first: Sequence[Candidate]) -> None:
         self._settings, self._dataset, self._first = settings, dataset, first
+        self._plain = [c for c in first if c.model == MODELS[0]][:_NUM_PLAIN]
         self._record = Record(settings)
         self.is_complete = False
 
@@ -212,16 +217,12 @@ class Search:
             raise UsageError(
                 f"no candidate has a score{': ' if why else ''}{why}: give more --minutes"
             )
-        # Of those that got as far, by the shares that all of them were scored on.
         most = max(len(t.scores) for _, t in there)
-        if most > 1:
-            there = [(c, t) for c, t in there if "epochs" in c.options]
-        there = [(c, t) for c, t in there if len(t.scores) >= max(1, most - 1)]
-        common = min(len(t.scores) for _, t in there)
-        candidate, tried = pick(there, self._settings.metric, common)
+        there = [(c, t) for c, t in there if len(t.scores) == most]
+        candidate, tried = pick(there, self._settings.metric, most)
         if "epochs" not in candidate.options:
             candidate = with_epochs(candidate, tried.epochs)
-        first = self._known(self._first[0])
+        first = self._known(next((c for c in self._first if not c.options), self._first[0]))
         self._record.chosen = {
             "key": candidate.key,
             "score": tried.mean,
@@ -256,42 +257,50 @@ class Search:
 
     def _order(self) -> Iterator[tuple[Candidate, int]]:
         """Gives what is to be tried next: a candidate, and the inner share that is held out."""
+        tried: list[Candidate] = []
         for candidate in self._first:
             if self._known(candidate) or self._record.secs < _FIRST_SHARE * self._settings.secs:
-                yield from self._missing(candidate, 1)
-        good = [(c, t) for c in self._first if (t := self._known(c)) and t.scores]
-        good.sort(key=lambda pair: -self._merit(pair[1].mean))
-        # The preset and the simplest model are among them, where one share is too small to tell.
-        simple = next((c for c, _ in good if c.model == MODELS[0]), None)
-        kept = [*(c for c, _ in good[:_BEST_FIRST]), self._first[0], simple]
-        settled = [with_epochs(c, t.epochs) for c, t in good if c in kept]
-        for fold in range(self._settings.folds):
-            for candidate in settled:
-                yield from self._missing(candidate, fold + 1)
-        center = self._best_of(settled)
+                yield from self._race(candidate, tried)
+        center = self._best_of(tried)
         while center is not None:
-            center = yield from self._around(center)
+            others = [center]
+            for candidate in neighbors(center, self._settings.base, self._dataset):
+                yield from self._race(candidate, others)
+            best = self._best_of(others)
+            center = None if best is None or best.key == center.key else best
 
-    def _around(
-        self, center: Candidate
-    ) -> Generator[tuple[Candidate, int], None, Candidate | None]:
-        """Tries neighbors; returns the one to go on from, or None."""
-        folds, tried = self._settings.folds, [center]
-        for candidate in neighbors(center, self._settings.base, self._dataset):
-            for fold in range(folds):
-                yield from self._missing(candidate, fold + 1)
-                if not self._may_be_better(candidate, center):
-                    break
-            else:
-                tried.append(candidate)
-        best = self._best_of(tried)
-        return None if best is None or best.key == center.key else best
+    def _race(
+        self, candidate: Candidate, tried: list[Candidate]
+    ) -> Iterator[tuple[Candidate, int]]:
+        """Scores a candidate for as long as it is better than the best of those tried so far.
 
-    def _may_be_better(self, candidate: Candidate, center: Candidate) -> bool:
+        One with scores of all shares is then one of them.
+        """
+        best = None if candidate in self._plain else self._best_of(tried)
+        yield from self._missing(candidate, 1)
+        if not self._may_be_better(candidate, best):
+            return
+        candidate = self._settled(candidate)
+        for fold in range(self._settings.folds):
+            yield from self._missing(candidate, fold + 1)
+            if not self._may_be_better(candidate, best):
+                return
+        tried.append(candidate)
+
+    def _settled(self, candidate: Candidate) -> Candidate:
+        """Gives a candidate the epochs that suit it, if these are fewer than the base's."""
+        known, run = self._known(candidate), candidate.run(self._settings.base)
+        if known is None or "epochs" in candidate.options or known.epochs == run.config.epochs:
+            return candidate
+        return with_epochs(candidate, known.epochs)
+
+    def _may_be_better(self, candidate: Candidate, best: Candidate | None) -> bool:
         """Whether a candidate is better than another on the shares that it was scored on."""
-        mine, other = self._known(candidate), self._known(center)
-        if mine is None or other is None or mine.problem:
+        mine, other = self._known(candidate), self._known(best) if best else None
+        if mine is None or mine.problem or not mine.scores:
             return False
+        if other is None:
+            return True
         return self._merit(mine.mean) > self._merit(mean(other.scores[: len(mine.scores)]))
 
     def _best_of(self, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -324,7 +333,7 @@ class Search:
         record, settings = self._record, self._settings
         tried = record.of(candidate.key)
         record.save(running=candidate.key)
-        began = time.monotonic()
+        began = clock()
         limit = settings.secs * _MOST_OF_TIME if record.secs else settings.secs / 2
         try:
             score, epochs = self._score(candidate, fold, limit)
@@ -340,13 +349,13 @@ class Search:
             KeyboardInterrupt,
             UsageError,
         ):
-            tried.secs += time.monotonic() - began
+            tried.secs += clock() - began
             record.save()
             raise
         except (TrainingError, tf.errors.OpError, MemoryError) as error:
             cause = explain(error) if isinstance(error, tf.errors.OpError) else error
             tried.problem = " ".join(str(cause).split())[:200] or type(cause).__name__
-        tried.secs += time.monotonic() - began
+        tried.secs += clock() - began
         record.save()
         say(self._line(candidate, tried))
 
@@ -364,7 +373,8 @@ class Search:
         Returns:
           The score, and the epochs that suit it.
         """
-        settings, is_settled = self._settings, "epochs" in candidate.options
+        # Epochs are chosen on the first share.
+        settings, is_settled = self._settings, fold > 0 or "epochs" in candidate.options
         directory = settings.model_dir / _RUN_DIR
         shutil.rmtree(directory, ignore_errors=True)
         share = {"inner_share": settings.share, "inner_fold": fold}
@@ -377,7 +387,7 @@ class Search:
                     run.recommender(self._dataset),
                     self._dataset,
                     run.config,
-                    callbacks=[_StopAt(time.monotonic() + limit)],
+                    callbacks=[_StopAt(clock() + limit)],
                 )
                 result = trainer.fit()
             if trainer.told_to_end:
@@ -412,7 +422,7 @@ class _StopAt(Callback):
 
     def on_unit_end(self, run: RunControl, event: UnitEnd) -> None:
         """Stops it if the time is over."""
-        if time.monotonic() > self._when:
+        if clock() > self._when:
             run.stop("its time is over")
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # it imports TensorFlow
     from embedps.training.tuning import Search, Settings
 
 _SHARE = 0.2
-_FEW_ROWS, _FOLDS_OF_FEW, _FOLDS = 50_000, 5, 3
+_FEW_ROWS, _FOLDS_OF_FEW, _FOLDS = 20_000, 5, 3
 FILE_NAME = "tuning.json"
 
 

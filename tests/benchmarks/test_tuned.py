@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from benchmarks import tuned
 from benchmarks.baselines import plain_logistic
 from benchmarks.layout import Table
-from embedps import Trainer
+from embedps import Trainer, tune
 from embedps.run.candidates import base_options, first_candidates
+from embedps.training import tuning
 from tests.builders import write_dataset
 
 
@@ -58,6 +60,14 @@ def test_a_candidate_scores_as_the_plain_one(tmp_path: Path) -> None:
     assert scored.logloss is not None
     assert scored.auc > plain["auc"] - 0.005
     assert scored.logloss < 1.005 * plain["logloss"]
+
+
+def test_search_goes_by_the_time_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "clock", tuning.clock)
+    ran: list[Any] = []
+    monkeypatch.setattr(tune, "tune", lambda config: ran.append((config, tuning.clock)))
+    tuned.search("D", "M", 3.0)
+    assert ran == [(tune.TuneConfig(data="D", model_dir="M", minutes=3.0), time.process_time)]
 
 
 def test_arrays_are_those_of_the_splits(tmp_path: Path) -> None:

@@ -7,14 +7,17 @@ train it too.
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from embedps.config_fields import options_of, values_of
 from embedps.console.flags import flag_name
+from embedps.data.acting_pairs import acting_pairs
 from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import DataFile
 from embedps.run.config import TrainConfig
 from embedps.run.model_module import find_model
 from embedps.run.presets import OF_MODELS, PRESETS, WATCHING
@@ -38,6 +41,8 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", {**_PLAIN, **_DECAYED}),
     ("wide_deep", {}),
     ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3, "cross": None}),
+    ("logistic_regression", {"cross": None}),
+    ("wide_deep", {"cross": None}),
     ("dcn_v2", {**_ADAGRAD, **_WIDE, "dropout": 0.1, "embedding_dim": 16}),
     ("deepfm", {**_ADAGRAD, "embedding_dim": 16}),
     ("dcn_v2", {**_ADAGRAD, "dropout": 0.3}),
@@ -47,14 +52,12 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("fm", {}),
     ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
     ("logistic_regression", {}),
-    ("wide_deep", {"cross": None}),
     ("dcn_v2", {}),
     ("wide_deep", {"min_count": 5, "sparse_learning_rate": 0.3}),
-    ("logistic_regression", {"cross": None}),
     ("wide_deep", {"embedding_dim": 4, "dense_learning_rate": 0.003}),
     ("fm", {**_ADAGRAD, "embedding_dim": 16}),
 )
-"""What is tried first; `cross` None stands for pairs of the dataset's columns."""
+"""What is tried first; `cross` None stands for pairs of columns that act together, if there are any."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,9 +137,10 @@ def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]
     crosses = _crosses(dataset)
     found = []
     for model, options in _LISTED:
-        if model not in models or ("cross" in options and not crosses):
+        if model not in models:
             continue
-        chosen = {**options, **({"cross": crosses} if "cross" in options else {})}
+        chosen = {k: v for k, v in options.items() if k != "cross"}
+        chosen |= {"cross": crosses} if "cross" in options and crosses else {}
         found.append(_made(model, chosen, dataset))
     return list({candidate.key: candidate for candidate in found}.values())
 
@@ -193,15 +197,14 @@ def _made(model: str, options: Mapping[str, Any], dataset: Dataset) -> Candidate
 
 
 def _crosses(dataset: Dataset) -> tuple[str, ...]:
-    """Names pairs of columns of single ids that have few combinations for the rows."""
-    single = [c for c in dataset.categorical if not c.ragged and c.cardinality > 1]
-    pairs = sorted(
-        itertools.combinations(single, 2),
-        key=lambda pair: pair[0].cardinality * pair[1].cardinality,
-    )
-    most = dataset.split("train").rows
-    few = [(a, b) for a, b in pairs if a.cardinality * b.cardinality <= most]
-    return tuple(f"{a.name}+{b.name}" for a, b in few[:_MAX_CROSSES])
+    """Names pairs of columns that act together on the label."""
+    return _crosses_of(dataset.directory, dataset.split("train").files)
+
+
+@functools.lru_cache(maxsize=4)
+def _crosses_of(directory: Path, files: tuple[DataFile, ...]) -> tuple[str, ...]:
+    pairs = acting_pairs(Dataset.open(directory), _MAX_CROSSES)
+    return tuple("+".join(pair) for pair in pairs)
 
 
 def _round(rate: float) -> float:

@@ -1,0 +1,70 @@
+"""Pairs of columns that act together on the label are found; others are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import embedps
+from embedps.data.acting_pairs import acting_pairs, rank_pairs
+
+Columns = dict[str, Any]
+
+
+def make_rows(seed: int, *, strength: float, rows: int = 6000) -> tuple[Any, Columns]:
+    """Labels by each column, and by a and b together; ids have no order and are of any size."""
+    rng = np.random.default_rng(seed)
+    sizes = {"a": 6, "b": 9, "c": 5, "d": 4}
+    codes = {name: rng.integers(0, size, rows) for name, size in sizes.items()}
+    logit = sum(rng.normal(0, 0.7, size)[codes[name]] for name, size in sizes.items())
+    logit = logit + strength * rng.normal(0, 1, [6, 9])[codes["a"], codes["b"]]
+    labels = (rng.random(rows) < 1 / (1 + np.exp(1 - logit))).astype(np.float64)
+    ids = rng.integers(-(2**62), 2**62, 10)
+    return labels, {name: ids[code] for name, code in codes.items()}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pair_that_acts_together_is_the_first(seed: int) -> None:
+    labels, columns = make_rows(seed, strength=0.8)
+    assert rank_pairs(labels, columns, 3)[0] == ("a", "b")
+    assert rank_pairs(labels, columns, 0) == ()
+
+
+def test_columns_that_act_alone_make_no_pairs() -> None:
+    for seed in range(20):
+        labels, columns = make_rows(seed, strength=0)
+        assert rank_pairs(labels, columns, 10) == ()
+
+
+def test_rank_is_by_the_table_of_two_columns() -> None:
+    # 2 x 2 cells of 25 rows, half ones where the ids differ: all of the variance is of the pair.
+    a, b = np.repeat([0, 0, 1, 1], 25), np.repeat([0, 1, 0, 1], 25)
+    assert rank_pairs((a != b).astype(float), {"a": a, "b": b}, 1) == (("a", "b"),)
+    assert rank_pairs(a.astype(float), {"a": a, "b": b}, 1) == ()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 50])
+def test_of_one_label_or_no_rows_there_are_none(rows: int) -> None:
+    ids = np.arange(rows)
+    assert rank_pairs(np.zeros(rows), {"a": ids, "b": ids[::-1]}, 5) == ()
+
+
+def test_dataset_gives_pairs_of_single_ids_of_rows_with_a_label(tmp_path: Path) -> None:
+    labels, columns = make_rows(0, strength=0.8)
+    labels[::7] = np.nan
+    rows = [[i, i + 1] for i in range(len(labels))]
+    schema = {
+        "format": "parquet",
+        "column": [
+            {"name": "click", "as": "label", "optional": True},
+            {"names": [*columns], "as": "categorical", "type": "integer"},
+            {"name": "list", "as": "list", "type": "integer"},
+        ],
+    }
+    table = pa.table({"click": pa.array(labels, from_pandas=True), **columns, "list": rows})
+    dataset = embedps.Dataset.from_arrow(table, tmp_path / "set", schema, eval_fraction=0)
+    assert acting_pairs(dataset, 2)[0] == ("a", "b")

@@ -39,9 +39,9 @@ _PLAIN = {"numeric_bins": 0, "dense_learning_rate": 0.01}
 _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", _PLAIN),
     ("logistic_regression", {**_PLAIN, **_DECAYED}),
+    ("logistic_regression", {"cross": None}),
     ("wide_deep", {}),
     ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3, "cross": None}),
-    ("logistic_regression", {"cross": None}),
     ("wide_deep", {"cross": None}),
     ("dcn_v2", {**_ADAGRAD, **_WIDE, "dropout": 0.1, "embedding_dim": 16}),
     ("deepfm", {**_ADAGRAD, "embedding_dim": 16}),
@@ -57,7 +57,7 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("wide_deep", {"embedding_dim": 4, "dense_learning_rate": 0.003}),
     ("fm", {**_ADAGRAD, "embedding_dim": 16}),
 )
-"""What is tried first; `cross` None stands for pairs of columns that act together, if there are any."""
+"""What is tried first; `cross` None stands for the pairs of columns that act together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

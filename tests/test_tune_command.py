@@ -206,19 +206,15 @@ def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
 def test_what_has_no_score_of_a_share_is_not_chosen_over_what_has(
     clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def score(candidate: Candidate, fold: int) -> float:
-        is_decayed = "row_weight_decay" in candidate.options
-        return 0.1 if candidate.model == "wide_deep" else 0.3 if is_decayed else 0.4
-
-    scored, _ = of_ten_secs(monkeypatch, score)
-    search = search_in(tmp_path, clicks, secs=120)
+    scored, _ = of_ten_secs(monkeypatch, lambda c, fold: 0.1 if c.model == "wide_deep" else 0.3)
+    first = [Candidate(model=model, options={}) for model in ("logistic_regression", "wide_deep")]
+    search = Search(make_settings(tmp_path, clicks, secs=75), clicks, first)
     search.run()
     search.choose()
     asked = [json.loads(key)[0] for key, _ in scored.asked]
-    assert asked.count("wide_deep") == 2
+    assert (asked.count("logistic_regression"), asked.count("wide_deep")) == (4, 2)
     assert search.record.chosen["score"] == pytest.approx(0.3)
-    assert search.chosen.options["row_weight_decay"]
-    assert search.chosen.options["epochs"] == 4
+    assert (search.chosen.model, search.chosen.options["epochs"]) == ("logistic_regression", 4)
 
 
 def test_run_of_all_epochs_is_a_share_of_its_candidate(

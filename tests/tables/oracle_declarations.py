@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import random
+from pathlib import Path
 from typing import Literal
 
 from embedps.tables import (
@@ -25,6 +26,7 @@ from embedps.tables import (
 from embedps.tables.admission import Admission
 from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.eviction import EvictionPolicy
+from embedps.tables.tier import Tiered
 from tests.tables.admission_twin import CounterTwin
 from tests.tables.builders import constant
 from tests.tables.stripe_twin import (
@@ -131,13 +133,24 @@ class Declarations:
         self, draw: random.Random, spec: TableSpec, num_shards: int
     ) -> ServerLimit | None:
         """Declares the limit of the server that has all shards, or none."""
-        if draw.random() < 0.4:
+        if draw.random() < 0.5:
             return None
         # Admission leaves fewer rows.
         room = draw.choice([0, 0, 16] if self._admits else [0, 16, 16, 48]) * counted_bytes(spec)
         counting = COUNTING_BYTES if isinstance(spec.admission, MinCount) else 0
         least = num_shards * (self._least_bytes(spec) + counting)
         return ServerLimit(max_bytes=least + room, order=_order(draw))
+
+    def draw_tier(self, draw: random.Random, directory: Path) -> tuple[Tiered, int] | None:
+        """Declares a disk for the server's coldest rows, and the rows of a chunk; or none.
+
+        With the least memory each stripe has one chunk; with more, chunks move between stripes.
+        """
+        if draw.random() < 0.1:
+            return None
+        room = draw.choice([0, 0, 16 << 10, 32 << 10])
+        memory = Tiered(max_memory_bytes=1 + room, directory=str(directory))
+        return memory, draw.choice([1, 2, 4])
 
     def _least_bytes(self, spec: TableSpec) -> int:
         return least_bytes(spec, EVICTED_BYTES if self.keeps_evicted else 0)

@@ -19,6 +19,7 @@ from embedps.constants import ADMISSION_FILE_PREFIX
 from embedps.storage.file_io import format_checksum
 from embedps.tables import TableSpec, new_store
 from embedps.tables.byte_limits import ServerLimit
+from embedps.tables.tier import Tiered
 from tests.tables.admission_twin import Counter
 from tests.tables.stripe_twin import LEARNING_RATE, Floats
 from tests.tables.table_twin import Record, TwinEvicted
@@ -34,8 +35,10 @@ class Store:
         self,
         spec: TableSpec,
         num_shards: int,
-        server: tuple[ServerLimit, str] | None,
+        server: ServerLimit | None,
         *,
+        tier: tuple[Tiered, int] | None,
+        memory: str,
         keeps_evicted: bool,
     ) -> None:
         """Makes an empty store.
@@ -43,17 +46,23 @@ class Store:
         Args:
           spec: the table.
           num_shards: that it has.
-          server: the limit of the server, and the name of the memory that its stores share.
+          server: the limit of the server.
+          tier: the disk of the server's coldest rows, and how many rows a chunk of its memory has.
+          memory: names the memory that the server's stores share.
           keeps_evicted: whether evicted rows can be written to files.
         """
-        limit, memory = server or (None, "")
+        tiered, chunk_slots = tier or (None, 0)
         self._ops = kernels.load()
         self._dim = spec.embedding_dim
+        self._before = [0] * 8  # what was counted before the store was cleared
         self._resource = self._ops.embedps_row_store(
             container=CONTAINER,
             shared_name=f"oracle/{next(_stores)}",
             group=GROUP,
-            **new_store.attributes([spec], num_shards=num_shards, server_limit=limit),
+            **new_store.attributes(
+                [spec], num_shards=num_shards, server_limit=server, memory=tiered
+            ),
+            tier_chunk_slots=chunk_slots,
             sweeps_itself=False,
             server_memory=memory,
             keeps_evicted=keeps_evicted,
@@ -97,6 +106,9 @@ class Store:
             np.bool_(is_new),
         )
 
+    def read_ahead(self, ids: Sequence[int]) -> None:
+        self._ops.embedps_read_ahead(self._resource, _int64(ids), _splits(ids))
+
     # ---- outside steps -----------------------------------------------------------------------
 
     def sweep(self) -> None:
@@ -111,20 +123,37 @@ class Store:
     def evict(self, before_step: int, max_frequency: int) -> None:
         self._ops.embedps_evict(self._resource, before_step, max_frequency, table=0)
 
-    def stats(self) -> tuple[int, int, int]:
-        """Counts rows, rejected ids and skipped updates."""
-        stats = self._ops.embedps_stats(self._resource)
-        _, rejected, skipped = stats.counters.numpy().tolist()
-        return stats.rows.numpy().item(), rejected, skipped
+    def clear(self) -> None:
+        """Removes all rows; what was counted before does not count any more."""
+        self._ops.embedps_clear(self._resource)
+        self._before = self._counted()
 
-    def evicted(self) -> list[int]:
-        evicted: list[int] = self._ops.embedps_eviction_stats(self._resource).numpy()[0].tolist()
-        return evicted
+    @property
+    def num_rows(self) -> int:
+        return int(self._ops.embedps_stats(self._resource).rows.numpy().item())
 
-    def admission(self) -> tuple[int, int]:
-        """Counts admitted and refused ids."""
-        stats = self._ops.embedps_admission_stats(self._resource).numpy()[0].tolist()
-        return stats[2], stats[3]
+    def counts(self) -> list[int]:
+        """Counts what the store did: ids rejected, updates skipped, rows evicted by cause, ids
+        admitted and refused."""
+        return [now - old for now, old in zip(self._counted(), self._before, strict=True)]
+
+    def _counted(self) -> list[int]:
+        _, rejected, skipped = self._ops.embedps_stats(self._resource).counters.numpy().tolist()
+        evicted = self._ops.embedps_eviction_stats(self._resource).numpy()[0].tolist()
+        admission = self._ops.embedps_admission_stats(self._resource).numpy()[0].tolist()
+        return [rejected, skipped, *evicted, *admission[2:4]]
+
+    def on_disk(self) -> dict[str, int]:
+        """Counts what the disk was used for; no row may be lost by it."""
+        stats = self._ops.embedps_tier_stats(self._resource)
+        _, written, moved, read, disk_reads, _, lost = stats.counts.numpy().tolist()
+        assert (lost, stats.error.numpy()) == (0, b"")
+        return {
+            "spilled": written - moved,
+            "compacted": moved,
+            "brought_back": read,
+            "disk_reads": disk_reads,
+        }
 
     # ---- files -------------------------------------------------------------------------------
 

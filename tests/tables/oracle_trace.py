@@ -25,6 +25,7 @@ from embedps.checkpoint.tools.verify import verify
 from embedps.scheduling.event_clock import EventClock
 from embedps.tables import TimeToLive
 from embedps.tables.eviction import find
+from embedps.tables.tier import Tiered
 from embedps.training.leftover_saves import LeftoverSaves
 from tests.checkpoint.readers import newest_of
 from tests.tables.chain_twin import (
@@ -77,6 +78,9 @@ class Trace:
         self.server = self.declared.draw_server(draw, self.spec, self.num_shards)
         self.server_twin: ServerTwin | None = None
         folder.mkdir(exist_ok=True)
+        self.spill = folder / "spill"
+        self.tier = self._draw_tier()
+        self.stores: list[Store] = []
         keeps = self.declared.keeps_evicted
         self.evicted_files = EvictedFiles(folder, self.directory) if keeps else None
         if self._journal.exists():
@@ -87,7 +91,7 @@ class Trace:
     def run(self) -> None:
         train = [self.train] * 16 + [self.repeat, self.touch, self.touch, self.score, self.score]
         ticks = [self.tick] * 5 + [self.sweep] * 4
-        disk = [self.save] * 5 + [self.copy, self.restore, self.restore, self.compact]
+        disk = [self.save] * 5 + [self.copy, self.restore, self.restore, self.clear, self.compact]
         removes = [self.remove, self.remove, self.evict, self.evict, self.evict_by_tool]
         does = [*train, *ticks, *disk, *removes]
         while self.left:
@@ -100,17 +104,33 @@ class Trace:
         self.save()
         self.did[self.spec.optimizer.kind] += 1
         self._count_server()
+        self._count_disk()
 
     # ---- stores and twins --------------------------------------------------------------------
 
-    def _start(self) -> None:
-        """Starts with the newest chain, or with empty tables."""
+    def _draw_tier(self) -> tuple[Tiered, int] | None:
+        # A server has a limit or a disk.
+        return self.declared.draw_tier(self.random, self.spill) if self.server is None else None
+
+    def _start(self, *, clears: bool = False) -> None:
+        """Starts with the newest chain, or with empty tables: new stores, or those that there are.
+
+        A spill file is of one process, so none can be left of another's.
+        """
+        assert clears or not self.spill.exists() or not list(self.spill.iterdir())
         n = self.num_shards
         self.step, self.units_done = self.at_commit
         self.base = None
         keeps = self.declared.keeps_evicted
-        server = None if self.server is None else (self.server, f"memory/{next(_starts)}")
-        self.stores = [Store(self.spec, n, server, keeps_evicted=keeps) for _ in range(n)]
+        if clears:
+            for store in self.stores:
+                store.clear()
+        else:
+            memory = f"memory/{next(_starts)}"
+            self.stores = [
+                Store(self.spec, n, self.server, tier=self.tier, memory=memory, keeps_evicted=keeps)
+                for _ in range(n)
+            ]
         self.server_twin = None if self.server is None else ServerTwin(self.server)
         self.twins = [
             TableTwin(self.spec, n, self.clock, self.server_twin, keeps_evicted=keeps)
@@ -132,6 +152,11 @@ class Trace:
         if self.server_twin is not None and self.server_twin.refusals:
             self.did["at_server_limit"] += 1
             self.did["counting_at_server_limit"] += self.twins[0].counters is not None
+
+    def _count_disk(self) -> None:
+        for store in self.stores:
+            self.did.update(store.on_disk())
+        self.did["tiered"] += bool(self.stores) and self.tier is not None
 
     def _load(self, twin: TableTwin, shard: int) -> None:
         n = self.num_shards
@@ -170,6 +195,9 @@ class Trace:
 
     def _train(self, *, is_new: bool) -> None:
         ids = self._some(self.random.choice([6, 24, 24, 120]))
+        if self.random.random() < 0.3:  # some of them, of which some have no row
+            for store, _, mine in self._by_shard(ids[::2]):
+                store.read_ahead(mine)
         if is_new:
             self.step += self.random.choice([1, 1, 1, 4, *self.declared.long_steps])
         # Workers' steps come out of order.
@@ -237,9 +265,12 @@ class Trace:
 
     def check(self) -> None:
         for store, twin in zip(self.stores, self.twins, strict=True):
-            assert store.stats() == (twin.num_rows, twin.rejected, twin.skipped)
-            assert store.evicted() == list(twin.evicted.values())
-            assert store.admission() == (twin.admitted, twin.refused)
+            assert store.num_rows == twin.num_rows
+            assert store.counts() == [
+                *(twin.rejected, twin.skipped),
+                *twin.evicted.values(),
+                *(twin.admitted, twin.refused),
+            ]
             assert not twin.max_rows or twin.num_rows <= twin.max_rows
         if self.server_twin is not None:
             assert self.server_twin.charged_bytes <= self.server_twin.limit.max_bytes
@@ -287,12 +318,23 @@ class Trace:
         """Goes on from the committed chain on other shards, perhaps with other policies."""
         if self.random.random() < 0.4:
             self.spec = self.declared.draw(self.random)
+        self._count_disk()
         self.num_shards = self.random.randint(1, self.declared.most_shards)
         self.server = self.declared.draw_server(self.random, self.spec, self.num_shards)
+        self.tier = self._draw_tier()
         self._count_server()
+        self._begin_again(clears=False)
+
+    def clear(self) -> None:
+        """Goes on from the committed chain in the stores that there are."""
+        if self.evicted_files is None:  # else a new run begins the files, which has new stores
+            self._count_server()
+            self._begin_again(clears=True)
+
+    def _begin_again(self, *, clears: bool) -> None:
         self._write_journal()
         LeftoverSaves(self.directory).remove_uncommitted()
-        self._start()
+        self._start(clears=clears)
 
     def compact(self) -> None:
         """Merges the chain while the stores go on."""

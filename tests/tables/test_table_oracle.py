@@ -1,11 +1,11 @@
 """Random traces of a table with all policies, against a plain-Python twin, row for row.
 
-A trace has one of the optimizers, and policies of all kinds. It mixes training steps, repeated ones
-too, lookups, ticks of both clocks, sweeps, removals, evictions by the store, by the tool and at
-limits of the table and of the server, cuts that are committed or not, files of evicted rows, bases
-beside the chain, compactions, restores onto other numbers of shards with other policies and dtypes,
-and kills at any step on the disk. Every read value, every record of every file in its order, and
-every count must be the twin's.
+A trace has one of the optimizers, and policies of all kinds; in many, the coldest rows are on disk.
+It mixes training steps, repeated ones too, lookups, ticks of both clocks, sweeps, removals,
+evictions by the store, by the tool and at limits of the table and of the server, cuts that are
+committed or not, files of evicted rows, bases beside the chain, compactions, restores onto other
+numbers of shards with other policies and dtypes, and kills at any step on the disk. Every read
+value, every record of every file in its order, and every count must be the twin's.
 """
 
 import json
@@ -31,10 +31,15 @@ DOES = {
     "copy": 0.2,
     "compact": 0.2,
     "restore": 0.4,
+    "clear": 0.1,
     "killed": 0.04,
     "evicted": 0.4,  # rows in files of evicted rows
     "at_server_limit": 0.05,  # servers that gave a table no more memory
     "counting_at_server_limit": 0.004,  # the same, and the table counts
+    "tiered": 0.5,  # stores of servers whose coldest rows are on disk
+    "spilled": 20,  # rows
+    "brought_back": 15,
+    "disk_reads": 2,  # of rows that had left the buffers of the log
     "sgd": 0.2,
     "adagrad": 0.1,
     "rowwise_adagrad": 0.1,

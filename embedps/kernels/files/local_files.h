@@ -39,7 +39,7 @@ class FileDescriptor {
 };
 
 // A test kills the process by EMBEDPS_FAULT=row_file.POINT:N when it reaches POINT (write, fsync,
-// rename, mkdir) for the N-th time. POINT `any` counts all of them.
+// rename, mkdir, spill) for the N-th time. POINT `any` counts all of them.
 bool FaultIsDue(const char* point);
 void Die();
 void DieIfFault(const char* point);

@@ -49,12 +49,15 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("keeps_evicted: bool = false")
     .Attr("max_memory_bytes: int = 0")
     .Attr("spill_dir: string = ''")
+    .Attr("tier_chunk_slots: int >= 0 = 0")
     .Output("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(
         "Finds or creates the rows of one group on this device. optimizer and table_settings are "
-        "lines of Settings.");
+        "lines of Settings. tier_chunk_slots is for tests of few rows: chunks of floats have so "
+        "many "
+        "slots, spill files a few pages, and max_memory_bytes has no least value.");
 
 class RowStoreOp : public OpKernel {
  public:
@@ -78,6 +81,13 @@ class RowStoreOp : public OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("max_server_bytes", &max_server_bytes_));
     OP_REQUIRES_OK(c, c->GetAttr("max_memory_bytes", &tier_.max_memory_bytes));
     OP_REQUIRES_OK(c, c->GetAttr("spill_dir", &tier_.directory));
+    int chunk_slots;
+    OP_REQUIRES_OK(c, c->GetAttr("tier_chunk_slots", &chunk_slots));
+    if (chunk_slots > 0) {
+      tier_.chunk_slots = static_cast<uint32_t>(chunk_slots);
+      tier_.buffer_bytes = 4 << 10;
+      tier_.segment_bytes = 8 << 10;
+    }
     OP_REQUIRES(c, max_server_bytes_ == 0 || tier_.max_memory_bytes == 0,
                 absl::InvalidArgumentError("group '" + config_.group +
                                            "': max_server_bytes and max_memory_bytes exclude each "
@@ -136,7 +146,7 @@ class RowStoreOp : public OpKernel {
     config->tier_memory = found->memory;
     const int64_t least = found->memory->AddLeast(
         RowTier::LeastBytes(LayoutOf(*config), static_cast<int>(config->tables.size()), tier_));
-    if (least <= tier_.max_memory_bytes) return absl::OkStatus();
+    if (least <= tier_.max_memory_bytes || tier_.chunk_slots > 0) return absl::OkStatus();
     return absl::InvalidArgumentError("group '" + config->group +
                                       "': max_memory_bytes must be at least " +
                                       std::to_string(least) + " for the tables up to here but is " +

@@ -28,11 +28,12 @@ int64_t BodyArena::ChunkBytes(size_t body_bytes) {
   return static_cast<int64_t>(bytes);
 }
 
-BodyArena::BodyArena(size_t body_bytes, int64_t max_bytes)
+BodyArena::BodyArena(size_t body_bytes, int64_t max_bytes, uint32_t chunk_slots)
     : body_bytes_(body_bytes),
       slot_bytes_(SlotBytes(body_bytes)),
       chunk_bytes_(ChunkBytes(body_bytes)),
-      chunk_slots_(static_cast<uint32_t>(chunk_bytes_ / slot_bytes_)),
+      chunk_slots_(std::min(chunk_slots == 0 ? UINT32_MAX : chunk_slots,
+                            static_cast<uint32_t>(chunk_bytes_ / slot_bytes_))),
       slot_bits_(BitsFor(chunk_slots_)),
       // The last chunk that a number could name is left out: kNoSlot is in it.
       max_chunks_(static_cast<uint32_t>(

@@ -33,8 +33,8 @@ class BodyArena {
   static constexpr uint32_t kLeastChunkSlots = 16;
 
   // `body_bytes` are those of a row's floats. There are at most `max_bytes` of chunks, and kScratch
-  // more.
-  BodyArena(size_t body_bytes, int64_t max_bytes);
+  // more. A chunk has at most `chunk_slots` slots; 0: as many as fit.
+  BodyArena(size_t body_bytes, int64_t max_bytes, uint32_t chunk_slots = 0);
   ~BodyArena();
   BodyArena(const BodyArena&) = delete;
   BodyArena& operator=(const BodyArena&) = delete;

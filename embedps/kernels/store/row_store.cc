@@ -33,7 +33,8 @@ RowStore::RowStore(RowStoreConfig config)
     : config_(std::move(config)),
       arena_(config_.tier_memory
                  ? std::make_unique<BodyArena>(LayoutOf(config_).body_bytes(),
-                                               config_.tier_memory->config().max_memory_bytes)
+                                               config_.tier_memory->config().max_memory_bytes,
+                                               config_.tier_memory->config().chunk_slots)
                  : nullptr),
       layout_(LayoutOf(config_, arena_.get())),
       initial_optimizer_slots_(InitialOptimizerSlots(config_.optimizer, config_.dim)),
@@ -528,8 +529,8 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int bin, uint64_
     if (tier_) tier_->Begin(bin, number);
     if (!optimizer_slots)
       layout_.WriteOptimizerSlots(initial_optimizer_slots_, stripe->Row(number));
-  } else if (tier_ && optimizer_slots) {
-    tier_->Renew(bin, number);
+  } else if (tier_ && (optimizer_slots || layout_.slot_floats == 0)) {
+    tier_->Renew(bin, number);  // all its floats come
   } else if (tier_ && !tier_->BringIn(bin, number, RowTier::Fetched(), 0)) {
     return;
   }

@@ -23,6 +23,7 @@ struct TierConfig {
   int64_t segment_bytes = 16 << 20;  // of a spill file
   int64_t buffer_bytes = 256 << 10;  // of what is written at once
   int num_readers = 8;
+  uint32_t chunk_slots = 0;  // most slots of a chunk of floats, for tests; 0: as many as fit
 };
 
 // Counts the bytes of heads, indexes and lists, which the pool has, and of the floats in memory.

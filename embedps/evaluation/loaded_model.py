@@ -29,6 +29,7 @@ from embedps.evaluation.item_file import write_items
 from embedps.evaluation.restored_model import RestoredModel
 from embedps.run.opened_run import OpenedRun, open_run
 from embedps.scheduling.ledger import Unit
+from embedps.tables.tier import Tiered
 
 
 def load(
@@ -88,9 +89,10 @@ class LoadedModel(RestoredModel):
         manifest: Manifest,
         *,
         seed: int = 0,
+        memory: Tiered | None = None,
     ) -> None:
         """Restores a checkpoint; see `load`."""
-        super().__init__(recommender, dataset, directory, seed=seed)
+        super().__init__(recommender, dataset, directory, seed=seed, memory=memory)
         self.number = manifest.number
         self.apply(manifest)
 

@@ -31,6 +31,7 @@ from embedps.engine.row_padding import pad
 from embedps.engine.step_model import StepModel
 from embedps.metrics import ClickMetrics
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.tier import Tiered
 
 
 class RestoredModel:
@@ -44,6 +45,7 @@ class RestoredModel:
         *,
         num_shards: int = 1,
         seed: int = 0,
+        memory: Tiered | None = None,
     ) -> None:
         """Makes empty tables and an untrained network.
 
@@ -52,6 +54,7 @@ class RestoredModel:
           num_shards: of each table in this process.
           seed: the run's, for random values that the network draws when it is made and that
             checkpoints do not hold.
+          memory: for the rows, if those used least go to disk.
 
         Raises:
           UsageError: the model is not of this dataset.
@@ -69,6 +72,7 @@ class RestoredModel:
             devices=["/device:CPU:0"] * num_shards,
             container=f"embedps-eval-{os.getpid()}-{id(self)}",
             trainable=False,
+            memory=memory,
         )
         self._applied: Manifest | None = None
         self._follower = Follower(directory, holder="evaluator")

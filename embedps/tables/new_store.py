@@ -64,12 +64,7 @@ def make_store(
             container=container,
             shared_name=f"{group.name}/shard-{shard}-of-{num_shards}/{name}",
             group=group.name,
-            **attributes(
-                tables,
-                num_shards=num_shards,
-                server_limit=limit,
-                memory=memory if trainable else None,
-            ),
+            **attributes(tables, num_shards=num_shards, server_limit=limit, memory=memory),
             sweeps_itself=sweeps_itself,
             compact=not trainable,
             server_memory=f"server-memory/{name}",

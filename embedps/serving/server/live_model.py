@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ import tensorflow as tf
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Advance
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.console.tf_logging import op_error_text
 from embedps.data.arrow_errors import naming
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables, read_values, stage_rows
@@ -30,6 +32,7 @@ from embedps.serving.server.request_error import RequestError, invalid
 from embedps.serving.server.request_reader import RequestReader
 from embedps.serving.server.requests import Request, RequestFormat, pad
 from embedps.serving.unknown_queries import UNKNOWN
+from embedps.tables.tier import Tiered
 
 _WARM_UP_ROWS = (1, 100)
 
@@ -68,6 +71,7 @@ class LiveModel(LoadedModel):
         ranking: Ranking = Ranking(),  # noqa: B008  frozen
         transforms: Transforms | None = None,
         seed: int = 0,
+        memory: Tiered | None = None,
     ) -> None:
         """Loads a manifest, and scores a few records, so that the first request does not wait.
 
@@ -76,6 +80,7 @@ class LiveModel(LoadedModel):
           manifest: to load.
           ranking: how a retrieval model ranks its items.
           transforms: the dataset's `embedps.Transforms`, to take raw values too.
+          memory: for the rows, if those used least go to disk.
 
         Raises:
           UsageError: the model has no call, or a transform has no twin in TensorFlow.
@@ -84,7 +89,7 @@ class LiveModel(LoadedModel):
         """
         self.items: LiveItems | None = None
         try:
-            super().__init__(recommender, dataset, directory, manifest, seed=seed)
+            super().__init__(recommender, dataset, directory, manifest, seed=seed, memory=memory)
         except EmbedpsError:
             if hasattr(self, "_collection"):
                 self.close()  # a part of the rows
@@ -166,29 +171,36 @@ class LiveModel(LoadedModel):
 
     def score(self, request: Request) -> Answer:
         """Scores records; not beside `PreparedChange.take`."""
-        self._check_whole()
         # In NumPy: in the function, it would be ten operations per column.
         padded = pad(request)
-        found = self._call(padded.arguments(), rows=padded.rows)
+        with self._whole_rows():
+            found = self._call(padded.arguments(), rows=padded.rows)
         outputs = {name: value.numpy()[: request.rows] for name, value in found.items()}
         return Answer(number=self.manifest.number, outputs=outputs)
 
     def encode(self, request: Request) -> Answer:
         """Computes the vectors of queries; not beside `PreparedChange.take`."""
-        self._check_whole()
-        vectors = self._queried(request.arguments(), rows=request.rows)[QUERY].numpy()
+        with self._whole_rows():
+            vectors = self._queried(request.arguments(), rows=request.rows)[QUERY].numpy()
         return Answer(number=self.manifest.number, outputs={QUERY: vectors})
 
     def rank(self, request: Request) -> Answer:
         """Finds the best items of queries; not beside `PreparedChange.take`."""
-        self._check_whole()
         if self.items is None:
             raise invalid("the model ranks no items")
-        return self._rank(self.items, request)
+        with self._whole_rows():
+            return self._rank(self.items, request)
 
-    def _check_whole(self) -> None:
+    @contextmanager
+    def _whole_rows(self) -> Iterator[None]:
+        """Looks rows up. A spill file that lost some fails the request: they must be read again."""
         if not self._is_whole:
             raise RequestError("UNAVAILABLE", "the rows are read again after an error: ask later")
+        try:
+            yield
+        except tf.errors.DataLossError as error:
+            self._is_whole = False
+            raise RequestError("UNAVAILABLE", op_error_text(error.message)) from error
 
     def _rank(self, items: LiveItems, request: Request) -> Answer:
         parts = items.format.parts(request)

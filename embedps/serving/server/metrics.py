@@ -43,6 +43,14 @@ _GAUGES: dict[str, tuple[str, Callable[[ServedModel], float]]] = {
         lambda m: m.refusal is not None,
     ),
     "row_bytes": ("Memory of the rows and their index.", lambda m: m.standing.row_bytes),
+    "rows_on_disk": (
+        "Rows on disk, with --max-memory-bytes.",
+        lambda m: sum(m.tier_stats.rows_on_disk.values()),
+    ),
+    "rows_read_from_disk": (
+        "Rows read from there since the model was loaded.",
+        lambda m: m.tier_stats.read,
+    ),
     "items": ("Items that are ranked for queries.", lambda m: m.standing.items),
     "item_recall": (
         "Share of the exact best items that a search finds, by a sample of queries.",

@@ -12,6 +12,8 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TypeVar
 
+import tensorflow as tf
+
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Advance, Follower
 from embedps.checkpoint.format.manifest import Manifest
@@ -23,6 +25,7 @@ from embedps.serving.server.live_model import LiveModel, PreparedChange
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request
 from embedps.serving.unknown_queries import UNKNOWN
+from embedps.tables.tier import TierStats
 
 T = TypeVar("T")
 
@@ -151,6 +154,15 @@ class ServedModel:
         return self._refusal
 
     @property
+    def tier_stats(self) -> TierStats:
+        """Counts the rows on disk; none if all are in memory, or another model is taking over."""
+        collection = self._model.collection
+        if collection.memory is not None:
+            with suppress(tf.errors.NotFoundError):
+                return collection.tier_stats()
+        return TierStats({}, (), *[0] * 7)
+
+    @property
     def model(self) -> LiveModel:
         """The model that is served now."""
         return self._model
@@ -273,6 +285,8 @@ class ServedModel:
                 "another run's"
             )
         advance: Advance | None = None
+        if not self._model.is_whole:
+            self._follower.forget()
         try:
             advance = self._follower.next()
             if advance is not None:

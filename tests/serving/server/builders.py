@@ -44,11 +44,10 @@ def serving(
     directory: CheckpointDirectory, dataset: Dataset, *, max_waiting: int = 64, **options: Any
 ) -> Iterator[tuple[ModelApi, ServedModel, Addresses]]:
     """Serves a run's newest manifest, or those of `refs`, and follows; gives the first."""
-    run = read_run(directory.path)
-    recommender = run.recommender(dataset)
+    recommender = options.pop("model", None) or read_run(directory.path).recommender(dataset)
     api = ModelApi(token=options.pop("token", None))
     more = {"ranking": options.pop("ranking", Ranking())}
-    more["transforms"] = options.pop("transforms", None)
+    more |= {name: options.pop(name, None) for name in ("transforms", "memory")}
     number, follows = options.pop("number", None), options.pop("follows", True)
     batching = Batching(max_waiting=max_waiting, part_rows=options.pop("part_rows", 1024))
     refs, shadow, log = (options.pop(name, None) for name in ("refs", "shadow", "shadow_log"))

@@ -8,6 +8,10 @@ commit to the end of the first request that it answered. With
 --export, the same is then asked of TensorFlow with an export (benchmarks.serving_export), by the
 same gRPC server and batches.
 
+With --memory-percent, the same is then asked, while nothing changes, of a server with memory for so
+much of the rows and the others on disk. Its requests are all different: their rows are as likely on
+disk as any. `misses` are the reads by the ids that were scored.
+
 --steady asks for one candidate at the first rate for so many seconds more, with commits, and
 reports the server's memory meanwhile. Its parts of 20 seconds are each a run of the generator.
 """
@@ -39,6 +43,8 @@ from embedps.serving.server.tensor_values import fill
 NAME = "model"
 NUMERICS = [f"I{i}" for i in range(1, 14)]
 _PART_SECS = 20.0
+_FLOAT_BYTES = 72  # of a row of dim 16 in memory, without its head
+_KINDS = (("quiet", ""), ("updates", "commits"), ("tier", "a disk"), ("export", "an export"))
 _DIFFERENT = 200  # requests, which are sent in turn
 
 
@@ -91,11 +97,11 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
     return report.spread(values) | {"p99": round(float(np.percentile(values, 99)), 1)}
 
 
-def make_requests(rows: int, table_rows: int) -> list[bytes]:
+def make_requests(rows: int, table_rows: int, count: int = _DIFFERENT) -> list[bytes]:
     """Makes requests for random rows of the tables."""
     rng = np.random.default_rng(rows)
     made = []
-    for _ in range(_DIFFERENT):
+    for _ in range(count):
         request = messages.PredictRequest()
         request.model_spec.name = NAME
         for name in NUMERICS:
@@ -136,6 +142,38 @@ def _ask_export(
             print(result["export"], flush=True)
 
 
+def _ask_tiered(
+    where: Sequence[str],
+    config: Config,
+    row_bytes: float,
+    found: list[dict[str, Any]],
+) -> None:
+    """Asks a server that has a part of the rows on disk what the other was asked."""
+    on_disk = (100 - config.memory_percent) / 100 * config.rows
+    most = int(row_bytes - on_disk * _FLOAT_BYTES)
+    with tempfile.TemporaryDirectory(dir=config.folder) as spill:
+        tier = [f"--max-memory-bytes={most}", f"--spill-dir={spill}"]
+        with running("embedps.serve", *where, *tier) as server:
+            for result in found:
+                rate, size = result["quiet"]["offered_qps"], result["candidates"]
+                count = int(2 * rate * result["secs"])  # a load has a warm-up
+                requests = make_requests(size, config.rows // len(COLUMNS), count)
+                counts = "embedps_rows_read_from_disk", "embedps_batch_rows_sum"
+                before = [server.metric(each) for each in counts]
+                load = open_loop.offer(server.grpc, requests, rate, result["secs"], seed=1)
+                read, scored = (
+                    server.metric(each) - old for each, old in zip(counts, before, strict=True)
+                )
+                misses = read / (scored * len(COLUMNS))
+                result["tier"] = load.summary(rate) | {
+                    "misses": round(misses, 3),
+                    "rows_on_disk": server.metric("embedps_rows_on_disk"),
+                    "max_memory_bytes": most,
+                    "row_bytes": server.metric("embedps_row_bytes"),
+                }
+                print(result["tier"], flush=True)
+
+
 def _make(folder: Path, config: Config) -> Path:
     # With a generator's start and warm-up, and the steady parts'.
     secs = len(config.sizes) * (config.secs + 6) + 1.3 * config.steady
@@ -158,6 +196,7 @@ class Config(Options):
     steady: float = option(0.0, "seconds of full load at the end", least=0, most=86400)
     run: str | None = option(None, "what serving_run:make made, to use once", metavar=DIR)
     folder: str | None = option(None, "for the run; else the temporary folder", metavar=DIR)
+    memory_percent: int = option(0, "of the rows, of a server with a disk", least=0, most=99)
     export: bool = option(False, "ask the same of TensorFlow with an export")
 
     def __post_init__(self) -> None:
@@ -178,7 +217,10 @@ def measure(config: Config, run: Run) -> Content:
         where = [f"--model-dir={folder / 'model'}", f"--name={NAME}"]
         requests = {size: make_requests(size, config.rows // len(COLUMNS)) for size in config.sizes}
         with running("embedps.serve", *where) as server:
-            memory = {"start_secs": round(server.start_secs, 1), "at_start": server.memory()}
+            memory: dict[str, Any] = {
+                "start_secs": round(server.start_secs, 1),
+                "at_start": server.memory(),
+            }
             memory["row_bytes"] = server.metric("embedps_row_bytes")
             memory["rows"] = server.metric("embedps_rows")
             for size, rate in zip(config.sizes, config.rates, strict=True):
@@ -192,6 +234,8 @@ def measure(config: Config, run: Run) -> Content:
                 print(result, flush=True)
             memory["after"] = server.memory()
             steady = _stay(server, requests[config.sizes[0]], config, commits)
+        if config.memory_percent:
+            _ask_tiered(where, config, memory["row_bytes"], found)
         if config.export:
             _ask_export(folder, Path(name) / "exports", requests, found)
     return {"memory": memory, "steady": steady, "results": found}
@@ -199,9 +243,9 @@ def measure(config: Config, run: Run) -> Content:
 
 def layout(content: Content) -> list[Part]:
     """Lays out the latencies, quiet and beside commits, and the memory."""
-    rows = []
+    rows, has_tier = [], any("tier" in each for each in content["results"])
     for each in content["results"]:
-        for what, name in (("quiet", ""), ("updates", "commits"), ("export", "an export")):
+        for what, name in _KINDS:
             if (load := each.get(what)) is not None:
                 visible = load.get("visible_ms")
                 rows.append(
@@ -210,9 +254,11 @@ def layout(content: Content) -> list[Part]:
                         f"{load['offered_qps']:g}",
                         *(f"{load[key]:.1f}" for key in ("p50_ms", "p99_ms", "p999_ms")),
                         f"{visible['median']:.0f}" if visible else "",
+                        *([f"{load['misses']:.1%}" if "misses" in load else ""] * has_tier),
                     ]
                 )
     heads = ["candidates per request", "requests/s", "median, ms", "p99", "p99.9", "visible after"]
+    heads += ["misses"] * has_tier
     memory = content["memory"]
     told = f"{memory['rows']:,.0f} rows. Memory: {memory['at_start']['rss_mb']:.0f} MB at start, "
     steady = [each["rss_mb"] for each in content.get("steady", ())]

@@ -43,7 +43,7 @@ from embedps.serving.server.tensor_values import fill
 NAME = "model"
 NUMERICS = [f"I{i}" for i in range(1, 14)]
 _PART_SECS = 20.0
-_FLOAT_BYTES = 72  # of a row of dim 16 in memory, without its head
+_FLOAT_BYTES = 81  # of a row of dim 16 in memory beside a disk, without its head
 _KINDS = (("quiet", ""), ("updates", "commits"), ("tier", "a disk"), ("export", "an export"))
 _DIFFERENT = 200  # requests, which are sent in turn
 
@@ -145,15 +145,15 @@ def _ask_export(
 def _ask_tiered(
     where: Sequence[str],
     config: Config,
-    row_bytes: float,
     found: list[dict[str, Any]],
 ) -> None:
     """Asks a server that has a part of the rows on disk what the other was asked."""
     on_disk = (100 - config.memory_percent) / 100 * config.rows
-    most = int(row_bytes - on_disk * _FLOAT_BYTES)
     with tempfile.TemporaryDirectory(dir=config.folder) as spill:
-        tier = [f"--max-memory-bytes={most}", f"--spill-dir={spill}"]
-        with running("embedps.serve", *where, *tier) as server:
+        tier = [*where, f"--spill-dir={spill}"]
+        with running("embedps.serve", *tier, f"--max-memory-bytes={1 << 40}") as server:
+            most = int(server.metric("embedps_row_bytes") - on_disk * _FLOAT_BYTES)
+        with running("embedps.serve", *tier, f"--max-memory-bytes={most}") as server:
             for result in found:
                 rate, size = result["quiet"]["offered_qps"], result["candidates"]
                 count = int(2 * rate * result["secs"])  # a load has a warm-up
@@ -235,7 +235,7 @@ def measure(config: Config, run: Run) -> Content:
             memory["after"] = server.memory()
             steady = _stay(server, requests[config.sizes[0]], config, commits)
         if config.memory_percent:
-            _ask_tiered(where, config, memory["row_bytes"], found)
+            _ask_tiered(where, config, found)
         if config.export:
             _ask_export(folder, Path(name) / "exports", requests, found)
     return {"memory": memory, "steady": steady, "results": found}

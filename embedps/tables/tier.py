@@ -22,7 +22,8 @@ class Tiered:
 
     Attributes:
       max_memory_bytes: of the tables on each server: the rows in memory, and of every row 20 bytes
-        and its index entry. The counters of admission come on top.
+        and its index entry. The counters of admission come on top, and up to 4 MiB that are ready
+        for more rows.
       directory: of each server, on a local disk; it is made if it is not there. Its files have no
         names and end with the process.
     """

@@ -14,8 +14,10 @@ import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
+from embedps.errors import UsageError
 from embedps.evaluation.loaded_model import LoadedModel
 from embedps.serving.server import served_model
+from embedps.serving.server.serve_config import ServeConfig
 from embedps.tables.tier import Tiered
 from tests.builders import Replay, make_trainer, read_split, write_dataset
 from tests.serving.server.builders import predict_request, score_of, serving, until
@@ -76,6 +78,22 @@ def test_the_answers_are_those_with_all_rows_in_memory_while_deltas_come(
 
 def arrays(table: pa.Table) -> dict[str, np.ndarray]:
     return {name: table[name].to_numpy() for name in ("I1", "I2", "row")}
+
+
+@pytest.mark.parametrize("given", [{"max_memory_bytes": 1}, {"spill_dir": "/tmp"}])
+def test_memory_and_its_disk_must_be_given_together(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="--max-memory-bytes and --spill-dir must be given"):
+        ServeConfig(model_dir=("m",), name=("n",), **given)
+
+
+def test_memory_without_room_for_the_tables_is_refused(
+    run: Path, wide: Dataset, tmp_path: Path
+) -> None:
+    memory = Tiered(max_memory_bytes=1000, directory=str(tmp_path / "spill"))
+    directory = CheckpointDirectory(run)
+    manifest = directory.read(directory.numbers()[0])
+    with pytest.raises(UsageError, match=r"max_memory_bytes must be at least \d+ for the tables"):
+        LoadedModel(WIDE, wide, directory, manifest, memory=memory)
 
 
 def spill_files(folder: str) -> Iterator[str]:

@@ -8,7 +8,8 @@ tells how often each row was visited.
 
 The benchmark fails unless every row was visited in every epoch, no row was visited more often than
 the repeated units allow, all checkpoints are valid, the AUC is within 0.005 of the undisturbed run,
-and no process is left.
+and no process is left. With --kill-servers and --sync full, the tables and the network must have
+the bits of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.harness import Benchmark, Content, Options, Run, main
 from benchmarks.layout import Part, Table
 from benchmarks.row_visits import visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_dense
+from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.verify import verify
 from embedps.config_fields import option
 from embedps.engine.steps.ways import OnLostWorker, SyncMode
@@ -239,7 +244,7 @@ class Config(Options):
     on_lost_worker: OnLostWorker = option(
         "repeat", "of the runs; continue scores inline, so that no two epochs overlap"
     )
-    recover_in_place: bool = option(False, "go on beside parameter servers that are lost")
+    recover_in_place: bool = option(True, "go on beside parameter servers that are lost")
     workers: int = option(2, "of the runs", least=1, most=64)
     backup_workers: int = option(0, "of the runs, with --on-lost-worker continue", least=0, most=63)
     kill_servers: bool = option(
@@ -260,7 +265,7 @@ def measure(config: Config, run: Run) -> Content:
     limit = 600 + 240 * config.minutes
     flags = [f"--epochs={epochs}", f"--sync={config.sync}", f"--num-workers={config.workers}"]
     flags.append(f"--backup-workers={config.backup_workers}")
-    flags += ["--recover-in-place"] * config.recover_in_place
+    flags += ["--no-recover-in-place"] * (not config.recover_in_place)
     if config.on_lost_worker == "continue":
         # A row that one step has of two epochs is updated once: it would miss a visit.
         flags += ["--on-lost-worker=continue", "--eval=inline"]
@@ -292,8 +297,48 @@ def measure(config: Config, run: Run) -> Content:
                     results[name]["tier"] = _read_tier(training)
             finally:
                 training.close()
+        differ = _values_that_differ(Path(folder) / "calm", Path(folder) / "chaos")
     difference = results["chaos"]["auc"] - results["calm"]["auc"]
-    return {"results": results, "auc_difference": difference}
+    content: dict[str, Any] = {"results": results, "auc_difference": difference}
+    if config.sync == "full":
+        content |= {"values_that_differ": differ, "must_be_equal": config.kill_servers}
+    return content
+
+
+def _values_that_differ(first: Path, second: Path) -> int:
+    """Counts the values of tables and networks that differ in the last checkpoints of two runs."""
+    tables, networks = zip(*map(_last_checkpoint, (first, second)), strict=True)
+    differ = 0
+    for left, right in [*_pairs(*tables), *_pairs(*networks)]:
+        is_like = left.shape == right.shape
+        differ += int(np.sum(left != right)) if is_like else max(left.size, right.size)
+    return differ
+
+
+def _pairs(
+    first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    none = np.empty(0)
+    return [(first.get(k, none), second.get(k, none)) for k in first.keys() | second.keys()]
+
+
+def _last_checkpoint(model_dir: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Reads all columns of all tables, sorted by id, and the network."""
+    directory = CheckpointDirectory(model_dir)
+    manifest = directory.latest()
+    if manifest is None or manifest.dense is None:
+        raise ChaosError(f"{model_dir} has no checkpoint")
+    columns = {}
+    for table in manifest.tables:
+        _, batches = stream_table(directory, manifest, table["name"])
+        rows = pa.Table.from_batches(batches).sort_by("id").combine_chunks()
+        for name in rows.column_names:
+            column = rows.column(name)
+            while pa.types.is_nested(column.type):
+                column = pc.list_flatten(column)
+            columns[f"{table['name']}.{name}"] = column.to_numpy()
+    network = read_dense(directory.file(manifest.dense))
+    return columns, dict(network)
 
 
 def layout(content: Content) -> list[Part]:
@@ -316,7 +361,10 @@ def layout(content: Content) -> list[Part]:
     heads = ["run", "time", "starts of the client", "visits of rows", "of each row"]
     heads += ["repeated visits", "recoveries of servers", "AUC"]
     told = ", ".join(f"{what}: {count}" for what, count in sorted(done.items()))
-    return [Table(heads=heads, rows=rows), f"{done.total()} disturbances. {told}."]
+    parts: list[Part] = [Table(heads=heads, rows=rows), f"{done.total()} disturbances. {told}."]
+    if (differ := content.get("values_that_differ")) is not None:
+        parts.append(f"{differ:,} values of tables and network differ.")
+    return parts
 
 
 def _read_tier(training: Training) -> Mapping[str, Any]:
@@ -329,6 +377,8 @@ def _read_tier(training: Training) -> Mapping[str, Any]:
 def _failure(content: Content) -> str | None:
     off = content["auc_difference"]
     is_near = abs(off) <= MAX_AUC_DIFFERENCE
+    if content.get("must_be_equal") and (differ := content["values_that_differ"]):
+        return f"{differ:,} values differ from those of the undisturbed run"
     return None if is_near else f"the AUCs differ by {off:.4f}, more than {MAX_AUC_DIFFERENCE}"
 
 

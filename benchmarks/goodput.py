@@ -44,7 +44,7 @@ from embedps.errors import EmbedpsError, UsageError
 from embedps.planning.step_traffic import ServerStep, predict
 from embedps.run.summary import read_json
 
-WAYS: Mapping[str, tuple[str, ...]] = {"restart": (), "in place": ("--recover-in-place",)}
+WAYS: Mapping[str, tuple[str, ...]] = {"restart": ("--no-recover-in-place",), "in place": ()}
 _INTERVAL_SECS = 5.0
 _MIN_PAUSE_SECS = 2 * _INTERVAL_SECS
 _PROGRESS = re.compile(r"^units .*\) ([\d,]+) examples")

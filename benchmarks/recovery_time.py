@@ -7,7 +7,7 @@ If all workers compete for the cores, the others use the cores of the lost one, 
 
 A lost parameter server: trains on a local cluster until its tables hold the given number of rows,
 kills one of two parameter servers at random moments, and reads from summary.json how long each
-phase took until the first unit was done; then the same with `--recover-in-place`.
+phase took until the first unit was done: with `--no-recover-in-place`, and without.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def lose_parameter_servers(
                 *(f"--data={data}", f"--model-dir={model_dir}", "--num-ps=2", "--num-workers=2"),
                 *("--epochs=100000", "--batch-size=2048", "--row-dim=16", "--eval=none"),
                 *(f"--delta-secs={_DELTA_SECS}", "--log-secs=1"),
-                *(["--recover-in-place"] if in_place else []),
+                *([] if in_place else ["--no-recover-in-place"]),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -213,13 +213,13 @@ class Config(Options):
     num_workers: int = option(2, "of the run that loses one", least=1)
     phase_secs: float = option(20.0, "with all workers, without one, and with it again", above=0)
     rows: int = option(2_000_000, "of the tables when a parameter server is killed", least=4)
-    kills: int = option(20, "of servers with --recover-in-place", least=1)
-    restart_kills: int = option(3, "of servers without", least=1)
+    kills: int = option(20, "of servers that recover in place", least=1)
+    restart_kills: int = option(3, "of servers with --no-recover-in-place", least=1)
     seed: int = option(1, "of the moments and of which server", least=0)
 
 
 def measure(config: Config, run: Run) -> Content:
-    """Loses parameter servers, again with --recover-in-place, then a worker of another run."""
+    """Loses parameter servers, again in place, then a worker of another run."""
     what = {"num_rows": config.rows, "seed": config.seed}
     server = lose_parameter_servers(**what, in_place=False, kills=config.restart_kills)
     in_place = lose_parameter_servers(**what, in_place=True, kills=config.kills)
@@ -240,9 +240,14 @@ def measure(config: Config, run: Run) -> Content:
 def layout(content: Content) -> list[Part]:
     """Lays out what each loss costs."""
     server, worker = content["parameter_server"], content["worker"]
-    parts = [figures(f"a parameter server is killed, {server['rows']:,} rows", _of_server(server))]
+    parts = [
+        figures(
+            f"--no-recover-in-place: a parameter server is killed, {server['rows']:,} rows",
+            _of_server(server),
+        )
+    ]
     if in_place := content.get("in_place"):
-        parts.append(figures("the same with --recover-in-place", _of_server(in_place)))
+        parts.append(figures("the same, in place", _of_server(in_place)))
     rates = worker["examples_per_sec"]
     of_worker = [
         ["examples per second with all", f"{rates['all']:,.0f}"],

@@ -97,10 +97,9 @@ class ClusterConfig:
         most=MAX_COUNT,
     )
     recover_in_place: bool = option(
-        False,
+        True,
         "go on beside a parameter server that is lost and started again, and restore it alone (all "
-        "with --sync): seconds sooner, but without --sync steps on their way may be applied twice "
-        "in part; otherwise, or where that cannot be done, the command restarts itself",
+        "with --sync); otherwise, or where that cannot be done, the command restarts itself",
     )
     min_workers: int = option(
         0,

@@ -16,6 +16,7 @@ from embedps.training.checkpoint_writer import REST_SHARE
 from embedps.training.save_failures import SaveFailures, in_background
 
 _TICK_SECS = 0.2
+_PAUSE_SHARE = 0.05  # of the time, what saves may take for which training pauses
 
 
 class CheckpointSchedule:
@@ -43,7 +44,10 @@ class CheckpointSchedule:
         self._policy = config.save_policy()
         self._max_interval_secs = config.delta_secs
         self._failing = SaveFailures(max_secs=config.max_secs_without_checkpoint, say=say)
+        self._say = say
         self._retry_at = -math.inf
+        self._rest_until = -math.inf
+        self._said_rest = False
         self._under_way: concurrent.futures.Future[Manifest] | None = None
         self.count_from_now()
 
@@ -82,6 +86,17 @@ class CheckpointSchedule:
         self._under_way = None
         return True
 
+    def paused_for(self, secs: float) -> None:
+        """Takes for how long a save had training pause; the next one comes the later for it."""
+        rest = secs / _PAUSE_SHARE - secs
+        self._rest_until = time.monotonic() + rest
+        if rest > self._max_interval_secs and not self._said_rest:
+            self._said_rest = True
+            self._say(
+                f"training paused for {secs:.1f} s to be saved: the next checkpoint comes in "
+                f"{rest:.0f} s, so that pauses take {_PAUSE_SHARE:.0%} of the time at most"
+            )
+
     def hurry(self) -> None:
         """Makes the next save due at once, at full speed."""
         self._at_once = True
@@ -105,10 +120,26 @@ class CheckpointSchedule:
                 self._retry_at = time.monotonic() + self._failing.retry_secs
         self._failing.check()
 
-    def begin_if_due(self) -> None:
-        """Starts a save if one is due and none is under way."""
-        if self._under_way is not None or not self._is_due():
-            return
+    def is_due(self) -> bool:
+        """Tells whether a save is to begin, and none is under way."""
+        now = time.monotonic()
+        if self._under_way is not None:
+            return False
+        if self._ledger.num_undone and not self._at_once:
+            return False  # it would list these units as partially applied
+        if self._failing.since is not None:
+            return now >= self._retry_at
+        if now < self._rest_until and not self._at_once:
+            return False
+        return self._ledger.num_done > self._saved_units and (
+            self._at_once
+            or self._policy.due(
+                secs=now - self._last, steps=self._ledger.steps_done() - self._saved_steps
+            )
+        )
+
+    def begin(self) -> None:
+        """Starts a save; none may be under way."""
         interval = min(self._max_interval_secs, time.monotonic() - self._last)
         rest = 0.0 if self._at_once else REST_SHARE * interval
         self.count_from_now()
@@ -141,16 +172,3 @@ class CheckpointSchedule:
             else:
                 self._failing.committed()
                 return
-
-    def _is_due(self) -> bool:
-        now = time.monotonic()
-        if self._ledger.num_undone and not self._at_once:
-            return False  # it would list these units as partially applied
-        if self._failing.since is not None:
-            return now >= self._retry_at
-        return self._ledger.num_done > self._saved_units and (
-            self._at_once
-            or self._policy.due(
-                secs=now - self._last, steps=self._ledger.steps_done() - self._saved_steps
-            )
-        )

@@ -16,7 +16,7 @@ What this does not cover is left to `recovery.py`, which restarts the client.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -59,22 +59,17 @@ class ServerRecovery:
         self._in_a_row = 0  # recoveries from these
         asked = config.cluster
         self._alone = asked.way(cluster.place) == ASYNCHRONOUS
-        prevents = {
-            "a run without parameter servers": not cluster.num_ps,
-            "--on-lost-worker continue": cluster.num_ps and asked.in_groups,
-            "--eval inline": config.evaluation.mode == "inline",
-            "--inner-share": config.evaluation.inner_share,
-            "--watch": setup.ledger.grows,
-            "--evicted-rows": config.eviction.evicted_rows is not None,
-            "TimeToLive in event time": event_secs_of(setup.model.tables),
-            "this --rebase": config.checkpoint.rebase_policy().cumulative,
-        }
-        found = [name for name, is_so in prevents.items() if is_so]
-        self.lines: Sequence[str] = ()
-        """Lines for the user: that the flag was given in vain."""
-        if asked.recover_in_place and found:
-            self.lines = (f"--recover-in-place has no effect with {', '.join(found)}",)
-        self._covers = asked.recover_in_place and not found
+        self._covers = bool(
+            asked.recover_in_place
+            and cluster.num_ps
+            and not asked.in_groups
+            and config.evaluation.mode != "inline"
+            and not config.evaluation.inner_share
+            and not setup.ledger.grows
+            and config.eviction.evicted_rows is None
+            and not event_secs_of(setup.model.tables)
+            and not config.checkpoint.rebase_policy().cumulative
+        )
         self._unsaved = self._values_of_no_checkpoint() if self._covers else {}
 
     @contextmanager

@@ -14,6 +14,7 @@ import tensorflow as tf
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.interface import Cluster
 from embedps.console.progress import ProgressLine
+from embedps.engine.steps.ways import IN_STEP
 from embedps.engine.unit_functions import explain
 from embedps.errors import ClusterError, ServerLostError, TrainingError
 from embedps.metrics import Counts
@@ -162,6 +163,11 @@ class TrainingLoop:
         """Whether nothing is left to train: all units are done, or a callback stopped the run."""
         return self._ledger.finished or self._effects.reason is not None
 
+    @property
+    def _ends(self) -> bool:
+        """Whether this loop trains no more."""
+        return self.finished or self._notices.stop.is_set() or self._scaling.due is not None
+
     def run(self) -> ClusterChange | None:
         """Trains, saves and scores; the last checkpoint says whether the run is finished.
 
@@ -206,7 +212,7 @@ class TrainingLoop:
                     f"{self._ledger.num_done}/{self._ledger.num_units} units are done"
                 )
             if not self.finished:
-                for change in (*self._setup.changes, *self._servers.lines):
+                for change in self._setup.changes:
                     line.say(change)
             self._say_bound(line)
             self._say_deaths(line)
@@ -216,11 +222,13 @@ class TrainingLoop:
             self.numbers.unsaved_secs = self._saves.unsaved_secs
             self._scaling.save_problem = self._saves.problem
             self._score(line)  # a checkpoint that the previous run saved and did not score
-            while not (self.finished or stop.is_set() or self._scaling.due):
+            training = not self._ends
+            while training:
                 self._setup.collection.thaw(self._ledger.steps_done())
-                self._setup.collection.hold_sweeps(False)
-                self._train_on(line)
+                paused_to_save = self._train_on(line)
                 self._advance_event_clock()
+                if paused_to_save and not self._ends:
+                    continue
                 # Who resumes would evict and count again what went after the last checkpoint.
                 self._setup.collection.hold_sweeps(True)
                 self._saves.save_last(final=self.finished, stop=stop)
@@ -228,14 +236,20 @@ class TrainingLoop:
                 self._release_servers(line)
                 self._score(line)
                 self._say_deaths(line)
+                training = not self._ends
             if self.finished and writer.last is not None and not writer.last.final:
                 self._saves.save_last(final=True, stop=stop)
                 self._effects.deliver(line.say)
 
-    def _train_on(self, line: ProgressLine) -> None:
-        """Trains until the units are done, or a pause; goes on beside a server that was lost."""
+    def _train_on(self, line: ProgressLine) -> bool:
+        """Trains until the units are done, or a pause; goes on beside a server that was lost.
+
+        Returns:
+          Whether it was a pause for a save alone, which is over.
+        """
         with self._servers.watching():
             while True:
+                self._setup.collection.hold_sweeps(False)
                 try:
                     return self._train(line)
                 except ServerLostError as error:
@@ -363,8 +377,8 @@ class TrainingLoop:
         if self._cluster.place != "servers":
             self._effects.schedule(self._factor_at(unit))
 
-    def _train(self, line: ProgressLine) -> None:
-        """Trains until the units are done, or until a pause for scoring."""
+    def _train(self, line: ProgressLine) -> bool:
+        """Trains until the units are done, or until a pause; see `_train_on`."""
         error: BaseException | None = None
         self._ledger.pause_at(self.scoring.next_pause(self._ledger))
         deaths = self._ledger.deaths
@@ -382,8 +396,9 @@ class TrainingLoop:
             on_failure=self._on_failure,
             on_death=lambda unit: deaths.count_death(self._ledger.name_of(unit)),
         ) as scheduler:
+            paused_to_save = False
             try:
-                self._watch(scheduler, line)
+                paused_to_save = self._watch(scheduler, line)
             # A lost server, or a network that is not finite, may show here before a unit fails.
             except (tf.errors.OpError, TrainingError) as found:
                 error = found
@@ -394,6 +409,7 @@ class TrainingLoop:
             raise ServerLostError(lost.why) from error
         if error is not None:
             raise explain(error) from error
+        return paused_to_save
 
     def _advice(self) -> str:
         """Says what keeps the loss a number."""
@@ -408,8 +424,19 @@ class TrainingLoop:
             return OnFailure.STOP
         return self._watch_files.on_failure(unit, error)
 
-    def _watch(self, scheduler: UnitThreads, line: ProgressLine) -> None:
-        """Polls the run's parts until no unit is left to do and no save is under way."""
+    def _watch(self, scheduler: UnitThreads, line: ProgressLine) -> bool:
+        """Polls the run's parts until no unit is left to do and no save is under way.
+
+        Where a loss must not change the bits, a save begins once the units in progress are done,
+        and no unit begins before it has ended: else it had parts of them, which a run that resumes
+        from it trains again.
+
+        Returns:
+          Whether training paused for a save alone.
+        """
+        cuts_between_units = self._config.cluster.way(self._cluster.place) == IN_STEP
+        pauses_to_save = False
+        paused_at = -math.inf
         self.log.count_from_now()
         self._saves.count_from_now()
         self._notices.forget_servers()
@@ -444,11 +471,21 @@ class TrainingLoop:
                 scheduler.drain()
             self._saves.poll()
             pauses = self._notices.stop.is_set() or self._effects.stopping or self._scaling.due
-            if running and not pauses:
-                self._saves.begin_if_due()
+            if not pauses and self._saves.is_due():
+                if running and cuts_between_units:
+                    pauses_to_save = True
+                    scheduler.drain()
+                elif running or (pauses_to_save and not self._ledger.exhausted):
+                    self._setup.collection.hold_sweeps(pauses_to_save)
+                    paused_at = time.monotonic()
+                    self._saves.begin()
             if line.due() or not running:
                 self._show(line, force=not running)
         self._poll_files(line)
+        if not pauses_to_save or pauses or self._ledger.exhausted:
+            return False
+        self._saves.paused_for(time.monotonic() - paused_at)
+        return True
 
     def _tell_losses(self) -> None:
         """Tells the callbacks which workers were lost, or work again."""

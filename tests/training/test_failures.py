@@ -33,6 +33,7 @@ from tests.commands import (
     until,
     wait_until_gone,
 )
+from tests.training.same_bits import assert_same_values
 
 pytestmark = pytest.mark.multiprocess
 
@@ -52,7 +53,7 @@ FLAGS = (
     "--keep-secs=3600",  # each that is resumed from can be read at a test's end
 )
 LOCAL = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=4")
-IN_PLACE = ("--recover-in-place",)
+BY_RESTART = ("--no-recover-in-place",)
 IN_FLIGHT = 2 * 2  # units: two a worker
 EPOCHS = 400  # more than the fastest machine is done with before the last of a test's losses
 
@@ -394,11 +395,11 @@ def finish_in_one_process(
 @pytest.mark.parametrize(
     ("name", "more"),
     [
+        ("counted", BY_RESTART),
+        ("two tasks", BY_RESTART),
         ("counted", ()),
-        ("two tasks", ()),
-        ("counted", IN_PLACE),
-        ("counted", (*IN_PLACE, "--sync=full")),
-        ("two tasks", (*IN_PLACE, "--sync=dense")),
+        ("counted", ("--sync=full",)),
+        ("two tasks", ("--sync=dense",)),
     ],
 )
 def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
@@ -423,7 +424,7 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     assert "ps 1 ends, as it was told to" in (model_dir / "logs/ps-1.log").read_text()
     out = run.stop()
     killed, stopped, told = summary_of(model_dir)["recoveries"]
-    assert [r["in_place"] for r in (killed, stopped, told)] == [bool(more)] * 3
+    assert [r["in_place"] for r in (killed, stopped, told)] == [more != BY_RESTART] * 3
     assert "parameter server" in killed["why"]
     assert all(r["secs"] > 0 for r in (killed, stopped, told)), out
     assert killed["examples"] >= 0
@@ -431,7 +432,7 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     epochs = finish_in_one_process(programs, dataset, model_dir, *model)
     epochs -= 2 * (name == "counted")
     # What was in progress may be half applied on a server that stayed as it was.
-    within_units = 2 * IN_FLIGHT if more == IN_PLACE else 0
+    within_units = 0 if more else 2 * IN_FLIGHT
     check(model_dir, dataset, programs, epochs=epochs, within_units=within_units)
 
 
@@ -440,7 +441,7 @@ def test_only_the_lost_server_goes_back_and_the_others_apply_no_step_again(
     tmp_path, dataset, programs
 ):
     model_dir = tmp_path / "m"
-    flags = (*LOCAL, *IN_PLACE, f"--epochs={EPOCHS}", "--eval=none")
+    flags = (*LOCAL, f"--epochs={EPOCHS}", "--eval=none")
     run = train(programs, dataset, model_dir, *flags)
     run.wait_for("delta")
     client = run.process.pid
@@ -474,7 +475,7 @@ def test_worker_that_does_not_end_its_call_does_not_keep_a_lost_server_from_comi
     tmp_path, dataset, programs
 ):
     model_dir = tmp_path / "m"
-    flags = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=100", *IN_PLACE)
+    flags = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=100")
     run = train(programs, dataset, model_dir, *flags, f"--epochs={EPOCHS}", "--eval=none")
     run.wait_for("delta")
     os.kill(pid_of(model_dir, "worker 0"), signal.SIGSTOP)
@@ -489,9 +490,30 @@ def test_worker_that_does_not_end_its_call_does_not_keep_a_lost_server_from_comi
 
 
 @pytest.mark.slow
+def test_no_bit_differs_after_lost_servers_and_a_lost_client(tmp_path, dataset, programs):
+    calm, model_dir = tmp_path / "calm", tmp_path / "m"
+    flags = ("--epochs=30", "--eval=none")
+    in_step = (*LOCAL, *flags, "--sync=full")
+    run = train(programs, dataset, model_dir, *in_step)
+    for what in ("ps 1", "ps 0"):
+        run.wait_for("delta")
+        os.kill(pid_of(model_dir, what), signal.SIGKILL)
+        run.wait_for(", and so do the others: ")
+        run.wait_for("recovered: ")
+    run.wait_for("delta")
+    os.kill(run.process.pid, signal.SIGKILL)
+    wait_until_gone(str(model_dir))
+    assert not (model_dir / "summary.json").exists()  # it was not done
+    train(programs, dataset, model_dir, *in_step).finish()
+    check(model_dir, dataset, programs, epochs=30, within_units=0, within_rows=0)
+    train(programs, dataset, calm, *flags, "--replicas=2").finish()
+    assert_same_values(model_dir, calm)
+
+
+@pytest.mark.slow
 def test_run_without_a_checkpoint_begins_anew_when_a_server_is_killed(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
-    flags = (*LOCAL, *IN_PLACE, f"--epochs={EPOCHS}", "--eval=none", "--delta-secs=1000")
+    flags = (*LOCAL, f"--epochs={EPOCHS}", "--eval=none", "--delta-secs=1000")
     run = train(programs, dataset, model_dir, *flags)
     run.wait_for("units ")
     os.kill(pid_of(model_dir, "ps 0"), signal.SIGKILL)
@@ -538,9 +560,9 @@ def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, data
     cluster, serve = cluster_of(programs, num_ps=1, num_workers=2)
 
     def client() -> Program:
-        more = (f"--epochs={EPOCHS}", "--eval=none", "--server-timeout-secs=3", "--grace-secs=10")
+        few = (f"--epochs={EPOCHS}", "--eval=none", "--server-timeout-secs=3", "--grace-secs=10")
         config = tf_config(cluster, "chief")
-        return train(programs, dataset, model_dir, *more, TF_CONFIG=config)
+        return train(programs, dataset, model_dir, *few, *BY_RESTART, TF_CONFIG=config)
 
     ps, first, second = serve("ps"), serve("worker", 0), serve("worker", 1)
     chief = client()
@@ -629,7 +651,7 @@ def test_client_of_tf_config_goes_on_beside_a_server_that_others_start_again(
     cluster, serve = cluster_of(programs, num_ps=2, num_workers=2)
 
     tasks = {(job, i): serve(job, i) for job in ("ps", "worker") for i in range(2)}
-    more = (f"--epochs={EPOCHS}", "--eval=none", "--grace-secs=10", *IN_PLACE)
+    more = (f"--epochs={EPOCHS}", "--eval=none", "--grace-secs=10")
     run = train(programs, dataset, model_dir, *more, TF_CONFIG=tf_config(cluster, "chief"))
     run.wait_for("delta")
     for lost, how in (
@@ -663,7 +685,7 @@ def test_local_run_gets_more_workers_and_fewer_while_it_trains(tmp_path, dataset
         programs.append(Program("embedps.scale", str(model_dir), f"--workers={workers}"))
         assert f"the run has {workers} worker" in programs.pop().finish()
 
-    few = ("--num-ps=2", "--num-workers=1", "--eval=none", f"--epochs={EPOCHS}")
+    few = ("--num-ps=2", "--num-workers=1", "--eval=none", f"--epochs={EPOCHS}", *BY_RESTART)
     run = train(programs, dataset, model_dir, *few)
     run.wait_for("delta")
     scale(3)

@@ -304,12 +304,6 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
     assert signal.getsignal(number) == before
 
 
-def test_recovery_in_place_says_where_it_has_no_effect(tmp_path, dataset, capfd):
-    make_trainer(dataset, tmp_path / "m", epochs=1, recover_in_place=True).fit()
-    line = "--recover-in-place has no effect with a run without parameter servers"
-    assert line in capfd.readouterr().out
-
-
 def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it(tmp_path, dataset):
     """A checkpoint is cut while two units run; the run dies; the next one starts from it."""
     fields: dict[str, Any] = {

@@ -49,7 +49,7 @@ class Way:
       schedules: "units" of one worker each, or in "gangs" of workers that take steps together.
       fresh_network: a step computes with the network of all steps before it.
       fresh_rows: the same of the rows.
-      same_bits: runs have those of as many `--replicas` in one process, if no task is lost.
+      same_bits: runs have those of as many `--replicas` in one process, if no worker is lost.
       waits: for the batches of all workers.
     """
 

@@ -155,6 +155,13 @@ class CoordinatorCluster(Cluster):
         with self.strategy.scope(), tf.variable_creator_scope(self._placement.create):
             yield
 
+    def trace(self, function: Any, args: tuple[Any, ...]) -> Any:
+        """Traces a function; returns it for these arguments."""
+        with self._schedule_lock, self.strategy.scope():
+            concrete = function.get_concrete_function(*args)
+        self._traced.add(concrete)
+        return concrete
+
     def schedule(
         self,
         function: Any,
@@ -168,10 +175,8 @@ class CoordinatorCluster(Cluster):
         call = ScheduledCall()
         call.on_death = on_death
         self._calls.add(call)
-        try:  # tracing registers the function on every server, so each must answer
-            with self._schedule_lock, self.strategy.scope():
-                concrete = function.get_concrete_function(*args)
-            self._traced.add(concrete)
+        try:
+            concrete = self.trace(function, args)
         except BaseException:
             call.cancel()
             raise

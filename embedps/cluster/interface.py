@@ -212,6 +212,17 @@ class Cluster(abc.ABC):
         """Replaces the function that is called on another thread if the cluster cannot go on."""
         return
 
+    def trace(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:  # noqa: B027
+        """Traces a tf.function before it is scheduled.
+
+        TensorFlow tells all servers of a new function, and until all have answered, this process
+        runs no Python: nobody would find and end one that is silent. So what a run needs later is
+        traced at its start, when all have just answered.
+
+        Args:
+          args: tensors, or `TensorSpec`s.
+        """
+
     @abc.abstractmethod
     def schedule(
         self,

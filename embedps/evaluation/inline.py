@@ -41,6 +41,7 @@ from embedps.score_names import stem
 from embedps.tables.collection import EmbeddingCollection
 
 _TICK_SECS = 0.2
+_UNIT_SPECS = tuple(tf.TensorSpec([], dtype) for dtype in (tf.string, tf.int64, tf.int64))
 
 
 class InlineEvaluation:
@@ -100,6 +101,8 @@ class InlineEvaluation:
             unit_input = kept.input(batch_rows=EVAL_BATCH_ROWS)
         eval_unit = make_eval_unit(model, collection, unit_input, kept)
         self._eval_unit = cluster.led("score", eval_unit)
+        if not model.candidates:  # which are further arguments
+            cluster.trace(self._eval_unit, _UNIT_SPECS)
 
     @classmethod
     def of_run(

@@ -333,6 +333,17 @@ def test_steps_go_on_without_a_worker_that_is_killed_or_stopped(tmp_path, datase
 
 
 @pytest.mark.slow
+def test_worker_that_stops_as_the_first_scores_begin_is_replaced(tmp_path, dataset, programs):
+    model_dir = tmp_path / "m"
+    run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}", "--eval=inline")
+    units = sum(-(-file.rows // UNIT_ROWS) for file in dataset.splits["train"].files)
+    run.wait_for(f"units {units}/")
+    lose(run, model_dir, "worker 1", signal.SIGSTOP)
+    run.wait_for("step ")  # it is scored
+    run.stop()
+
+
+@pytest.mark.slow
 def test_unit_of_a_worker_that_is_slow_at_the_end_is_applied_once(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
     patient = (*LOCAL, "--server-timeout-secs=100", "--eval=none")

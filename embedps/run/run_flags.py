@@ -60,9 +60,9 @@ class RunFlags:
         self.parser.add_argument(
             "--preset",
             choices=tuple(PRESETS),
+            metavar="NAME",
             help="other defaults: small, for less than about 100,000 rows, has small networks and "
-            "batches and stops by rows held out of training; retrieval, for two_tower and data of "
-            "embedps.pipelines.interactions",
+            "batches and stops by rows held out of training; retrieval is for two_tower",
         )
         self._configs: list[type] = [TrainConfig]
         left_out = [o.name for o in options_of(TrainConfig) if without and o.section == without]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedps.data.arrow_errors import naming
 from embedps.data.dataset import Dataset
 
 _MAX_ROWS = 200_000
+_MAX_CELLS = 80_000_000  # rows by pairs: some ten seconds
+_BATCH_ROWS = 1 << 16
 _SWEEPS = 8
 _LEAST_DEVIATIONS = 4.0
 """Of chance, that a pair must be above it: of hundreds of pairs, few reach it so."""
@@ -22,7 +26,7 @@ _LEAST_DEVIATIONS = 4.0
 def acting_pairs(dataset: Dataset, most: int) -> tuple[tuple[str, str], ...]:
     """Finds pairs of columns of single ids that act together, beyond what each does alone.
 
-    It reads the first _MAX_ROWS training rows.
+    It reads the first _MAX_ROWS training rows, and fewer of very many columns.
 
     Args:
       dataset: whose first label is binary.
@@ -37,20 +41,28 @@ def acting_pairs(dataset: Dataset, most: int) -> tuple[tuple[str, str], ...]:
     single = [c.name for c in dataset.categorical if not c.ragged]
     if not dataset.label or len(single) < 2 or "train" not in dataset.splits:
         return ()
-    parts, rows = [], 0
-    for path in dataset.paths("train"):
-        with naming(path):
-            parts.append(pq.read_table(path, columns=[dataset.label, *single]))
-        rows += parts[-1].num_rows
-        if rows >= _MAX_ROWS:
+    rows = min(_MAX_ROWS, _MAX_CELLS // math.comb(len(single), 2))
+    names, parts, left = [dataset.label, *single], [], rows
+    for batch in _batches(dataset, names):
+        parts.append(batch.slice(0, left))
+        left -= parts[-1].num_rows
+        if not left:
             break
+    if not parts:
+        return ()
     columns = {
-        name: np.concatenate([part[name].to_numpy() for part in parts])[:_MAX_ROWS]
-        for name in (dataset.label, *single)
+        name: np.concatenate([part[name].to_numpy(zero_copy_only=False) for part in parts])
+        for name in names
     }
     labels = columns.pop(dataset.label).astype(np.float64)
     known = ~np.isnan(labels)
     return rank_pairs(labels[known], {n: v[known] for n, v in columns.items()}, most)
+
+
+def _batches(dataset: Dataset, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    for path in dataset.paths("train"):
+        with naming(path), pq.ParquetFile(path) as file:
+            yield from file.iter_batches(_BATCH_ROWS, columns=columns)
 
 
 def rank_pairs(
@@ -63,11 +75,11 @@ def rank_pairs(
     deviations that the sum is above that.
 
     Args:
-      labels: float64 [n], in [0, 1].
+      labels: float64 [n]. If one is not in [0, 1], no pair is given.
       columns: ids, [n] each.
       most: pairs to give.
     """
-    if not len(labels) or labels.min() == labels.max():
+    if not len(labels) or labels.min() == labels.max() or labels.min() < 0 or labels.max() > 1:
         return ()
     codes = {name: np.unique(ids, return_inverse=True)[1] for name, ids in columns.items()}
     sizes = {name: int(code.max()) + 1 for name, code in codes.items()}

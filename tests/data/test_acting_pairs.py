@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import embedps
+from embedps.data import acting_pairs as acting_pairs_module
 from embedps.data.acting_pairs import acting_pairs, rank_pairs
 
 Columns = dict[str, Any]
@@ -47,13 +48,20 @@ def test_rank_is_by_the_table_of_two_columns() -> None:
     assert rank_pairs(a.astype(float), {"a": a, "b": b}, 1) == ()
 
 
+def test_labels_that_are_no_chances_make_no_pairs() -> None:
+    labels, columns = make_rows(0, strength=0.8)
+    assert rank_pairs(1 + 4 * labels, columns, 3) == ()
+
+
 @pytest.mark.parametrize("rows", [0, 1, 50])
 def test_of_one_label_or_no_rows_there_are_none(rows: int) -> None:
     ids = np.arange(rows)
     assert rank_pairs(np.zeros(rows), {"a": ids, "b": ids[::-1]}, 5) == ()
 
 
-def test_dataset_gives_pairs_of_single_ids_of_rows_with_a_label(tmp_path: Path) -> None:
+def test_dataset_gives_pairs_of_single_ids_of_rows_with_a_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels, columns = make_rows(0, strength=0.8)
     labels[::7] = np.nan
     rows = [[i, i + 1] for i in range(len(labels))]
@@ -68,3 +76,7 @@ def test_dataset_gives_pairs_of_single_ids_of_rows_with_a_label(tmp_path: Path) 
     table = pa.table({"click": pa.array(labels, from_pandas=True), **columns, "list": rows})
     dataset = embedps.Dataset.from_arrow(table, tmp_path / "set", schema, eval_fraction=0)
     assert acting_pairs(dataset, 2)[0] == ("a", "b")
+    monkeypatch.setattr(acting_pairs_module, "_BATCH_ROWS", 1000)
+    assert acting_pairs(dataset, 2)[0] == ("a", "b")
+    monkeypatch.setattr(acting_pairs_module, "_MAX_CELLS", 6 * 150)  # of 4 columns
+    assert acting_pairs(dataset, 2) == ()  # too few rows to tell

@@ -12,7 +12,7 @@ from typing import Any
 
 from embedps.errors import CheckpointError
 from embedps.score_names import EVALUATIONS_NAME
-from embedps.storage.file_io import NoFileError, read_bytes, store_of, write_bytes
+from embedps.storage.file_io import NoFileError, read_bytes, store_of, write_shared
 
 SUMMARY_NAME = "summary.json"
 RESTARTS_NAME = "restarts.json"
@@ -32,7 +32,10 @@ _MEASURED = (
 
 
 def write_json(path: Path, content: dict[str, Any], *, compact: bool = False) -> None:
-    """Writes a JSON file atomically, on one line if `compact`; NaN becomes null."""
+    """Writes a JSON file atomically, on one line if `compact`; NaN becomes null.
+
+    Several processes may do so at once: those that share a scoring all complete the summary.
+    """
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
@@ -42,7 +45,7 @@ def write_json(path: Path, content: dict[str, Any], *, compact: bool = False) ->
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     text = json.dumps(clean(content), indent=None if compact else 1)
-    write_bytes(path, (text + "\n").encode())
+    write_shared(path, (text + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:

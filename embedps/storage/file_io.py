@@ -258,6 +258,22 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def write_shared(path: Path, data: bytes) -> None:
+    """Writes a small file atomically, as several processes may at once: the last one's stays.
+
+    Raises:
+      CheckpointError: it cannot be written; the file that was at `path` is unchanged.
+    """
+    if not is_local(path):
+        write_bytes(path, data)
+        return
+    try:
+        with replacing(path, sync=True) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
+
+
 def write_once(path: Path, data: bytes) -> None:
     """Writes a small file that no other process may write, and checks that none did.
 

@@ -123,8 +123,8 @@ def test_processes_share_the_scoring_of_a_run(copied, alone):
     flags = (f"--model-dir={model_dir}", f"--data={dataset.directory}", "--shared")
     processes = [start("embedps.evaluate", *flags) for _ in range(2)]
     for each in processes:
-        out, _ = each.communicate(timeout=120)
-        assert each.returncode == 0, out
+        out, err = each.communicate(timeout=120)
+        assert each.returncode == 0, out + err
         assert "the scores of all processes are in " in out
     (line,) = read_evaluations(model_dir)
     assert {k: line[k] for k in alone.metrics.values} == dict(alone.metrics.values)

@@ -2,13 +2,18 @@
 
 import json
 
+import pytest
+
+from embedps.errors import CheckpointError
 from embedps.run.summary import (
     RESTARTS_NAME,
     SUMMARY_NAME,
     Restarts,
     read_evaluations,
     read_json,
+    write_json,
 )
+from embedps.storage import file_io
 from tests.builders import make_trainer, write_dataset
 
 
@@ -49,3 +54,18 @@ def test_line_that_is_no_evaluation_is_passed_over(tmp_path):
     lines = [json.dumps(line) for line in (*wrong, good, {**good, "number": True})]
     (tmp_path / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
     assert read_evaluations(tmp_path) == [good]
+
+
+def test_two_processes_may_write_the_summary_at_once(tmp_path, monkeypatch):
+    def rename_after_the_other(source, target):
+        monkeypatch.undo()
+        write_json(path, {"by": "the other"})
+        file_io.rename(source, target)
+
+    path = tmp_path / SUMMARY_NAME
+    monkeypatch.setattr(file_io, "rename", rename_after_the_other)
+    write_json(path, {"by": "this one"})
+    assert read_json(path) == {"by": "this one"}
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(CheckpointError, match=r"cannot write '.*/none/summary.json'"):
+        write_json(tmp_path / "none" / SUMMARY_NAME, {})

@@ -23,7 +23,7 @@ from tools.reference_pages import declared_metrics
 
 SPOT = "node.example.com/spot"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-MANIFEST = ROOT / "deploy" / "kubernetes.yaml"
+MANIFEST = ROOT / "deploy" / "run" / "kubernetes.yaml"
 
 
 def load() -> dict[tuple[str, str], dict[str, Any]]:
@@ -105,20 +105,20 @@ def test_chiefs_job_starts_it_again_but_not_after_an_error():
     assert job["backoffLimit"] >= 100
 
 
-def run_script(folder: Path, name: str, python: str, **env: str) -> subprocess.Popen[str]:
+def run_script(
+    folder: Path, name: str, python: str, data: dict[str, str] | None = None, **env: str
+) -> subprocess.Popen[str]:
     """Starts a script of the ConfigMap, in which `python` is a shell program."""
-    data = load()["ConfigMap", "embedps"]["data"]
     (folder / "config").mkdir()
-    (folder / "config" / "cluster.json").write_text(data["cluster.json"])
+    for each, text in (data or load()["ConfigMap", "embedps"]["data"]).items():
+        text = text.replace("/config/", f"{folder}/config/")
+        (folder / "config" / each).write_text(text.replace("/model/", f"{folder}/model/"))
     (folder / "model").mkdir()
     program = folder / "python"
     program.write_text(f"#!/bin/sh\n{python}\n")
     program.chmod(0o755)
-    script = folder / name
-    text = data[name].replace("/config/", f"{folder}/config/")
-    script.write_text(text.replace("/model/", f"{folder}/model/"))
     return subprocess.Popen(
-        ["sh", str(script)],
+        ["sh", str(folder / "config" / name)],
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **env},
         stdout=subprocess.PIPE,
         text=True,
@@ -153,16 +153,16 @@ def test_the_chief_is_told_what_its_command_takes(tmp_path):
 @pytest.mark.parametrize("version", ["1.34", "1.35", "1.36", "1.37"])
 def test_the_manifests_are_of_the_apis_of_the_last_four_minor_versions(version: str) -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="`make env` installs it")
-    for name in ("kubernetes.yaml", "serve.yaml"):
-        for document in yaml.safe_load_all((ROOT / "deploy" / name).read_text()):
+    for path in (MANIFEST, ROOT / "deploy" / "serve.yaml"):
+        for document in yaml.safe_load_all(path.read_text()):
             assert kubernetes.validate(document, version, strict=True) == version
 
 
-def spot_run() -> dict[str, dict[str, Any]]:
-    """What Kustomize makes of the overlay, by kind and name."""
+def overlaid(overlay: str) -> dict[str, dict[str, Any]]:
+    """What Kustomize makes of an overlay, by kind and name."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not here")
-    command = ["kubectl", "kustomize", str(ROOT / "deploy")]
+    command = ["kubectl", "kustomize", str(ROOT / "deploy" / overlay)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     return {f"{d['kind']} {d['metadata']['name']}": d for d in yaml.safe_load_all(made)}
 
@@ -170,14 +170,14 @@ def spot_run() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("version", ["1.34", "1.35", "1.36", "1.37"])
 def test_the_run_on_spot_nodes_is_of_the_apis_of_the_last_four_minor_versions(version: str) -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="`make env` installs it")
-    made = spot_run()
+    made = overlaid("spot")
     assert {tuple(name.split()) for name in made} == set(load())
     for document in made.values():
         assert kubernetes.validate(document, version, strict=True) == version
 
 
 def test_only_workers_run_on_spot_nodes_and_end_within_the_notice(tmp_path: Path) -> None:
-    made = spot_run()
+    made = overlaid("spot")
     worker = made["StatefulSet worker"]["spec"]["template"]["spec"]
     assert worker["nodeSelector"] == {SPOT: "true"}
     assert [each["key"] for each in worker["tolerations"]] == [SPOT]
@@ -200,12 +200,82 @@ def test_only_workers_run_on_spot_nodes_and_end_within_the_notice(tmp_path: Path
 
 
 def test_the_chief_of_a_run_on_spot_nodes_starts_with_one_worker(tmp_path: Path) -> None:
-    (container,) = spot_run()["Job chief"]["spec"]["template"]["spec"]["containers"]
+    (container,) = overlaid("spot")["Job chief"]["spec"]["template"]["spec"]["containers"]
     more = {each["name"]: each["value"] for each in container["env"]}
     output, _ = run_script(tmp_path, "train.sh", 'echo "$@"', **more).communicate(timeout=30)
     program, *given = output.removeprefix("-m ").split()
     cluster = RunFlags(given, program, "").read().config.cluster
     assert cluster.min_workers == 1
+
+
+def jobs_of_the_set() -> dict[str, dict[str, Any]]:
+    jobs = overlaid("jobset")["JobSet run"]["spec"]["replicatedJobs"]
+    return {job["name"]: job["template"]["spec"] for job in jobs}
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.35", "1.36", "1.37"])
+def test_the_jobs_of_the_set_are_of_the_apis_of_the_last_four_minor_versions(version: str) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="`make env` installs it")
+    made = overlaid("jobset")
+    assert set(made) == {"JobSet run", "ConfigMap embedps", "NetworkPolicy embedps"}
+    for name, spec in jobs_of_the_set().items():
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+        assert kubernetes.validate(job, version, strict=True) == version
+
+
+def test_pods_of_the_set_are_those_of_the_run() -> None:
+    jobs, single = jobs_of_the_set(), load()
+    assert set(jobs) == set(pods())
+    for name, pod in pods().items():
+        template = jobs[name]["template"]
+        assert template["metadata"] == pod["metadata"]
+        ours, (container,) = template["spec"], template["spec"]["containers"]
+        theirs = {k: v for k, v in pod["spec"].items() if k not in ("hostname", "subdomain")}
+        if name in ("ps", "worker"):
+            assert container.pop("env") == [{"name": "JOB", "value": name}]
+            assert container["command"] == ["sh", "/config/serve-in-job.sh"]
+            container["command"] = theirs["containers"][0]["command"]
+            assert ours.pop("restartPolicy") == "Never"
+            replicas = single["StatefulSet", name]["spec"]["replicas"]
+            assert jobs[name]["completions"] == jobs[name]["parallelism"] == replicas
+            (rule,) = jobs[name]["podFailurePolicy"]["rules"]
+            assert rule["action"] == "Ignore"
+        else:
+            job = single["Job", name]["spec"]
+            assert jobs[name].get("podFailurePolicy") == job.get("podFailurePolicy")
+        assert ours == theirs
+
+
+def test_addresses_of_the_set_are_those_of_its_pods() -> None:
+    made = overlaid("jobset")
+    spec = made["JobSet run"]["spec"]
+    cluster = json.loads(made["ConfigMap embedps"]["data"]["cluster.json"])
+    for name, job in jobs_of_the_set().items():
+        if name != "evaluator":  # JobSet names pods by set, job, number of the job, and index
+            addresses = [
+                f"run-{name}-0-{i}.{spec['network']['subdomain']}:2222"
+                for i in range(job["completions"])
+            ]
+            assert cluster[name] == addresses
+    done = spec["successPolicy"]
+    assert (done["operator"], set(done["targetReplicatedJobs"])) == ("All", {"chief", "evaluator"})
+
+
+def test_server_in_a_job_is_told_its_task_and_never_ends_as_done(tmp_path: Path) -> None:
+    data = overlaid("jobset")["ConfigMap embedps"]["data"]
+    program = """
+trap 'echo told; exit 0' TERM
+echo "$TF_CONFIG"
+while :; do sleep 0.1; done
+"""
+    process = run_script(
+        tmp_path, "serve-in-job.sh", program, data, HOSTNAME="run-worker-0-11", JOB="worker"
+    )
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["task"] == {"type": "worker", "index": 11}
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[0] == "told\n"
+    assert process.returncode == 75
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ class Config(TableOptions):
         None, "rank of the cross layers' matrices (default: full rank)", least=1
     )
     deep_mlp: tuple[int, ...] = widths((256, 128), "widths of the deep layers")
+    bottom_mlp: tuple[int, ...] = widths(
+        (), "widths of layers over the numbers, before the crosses: MLPerf's model has them"
+    )
     structure: str = option(
         "stacked",
         "stacked: the deep layers take the crosses; parallel: they take the features",
@@ -62,6 +65,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             label=dataset.label,
             cross_layers=config.cross_layers,
             deep_mlp=config.deep_mlp,
+            bottom_mlp=config.bottom_mlp,
             rank=config.cross_rank,
             parallel=config.structure == "parallel",
             dropout=config.dropout,

@@ -23,6 +23,7 @@ class DCNv2(ClickModel):
         label: str,
         cross_layers: int,
         deep_mlp: Sequence[int],
+        bottom_mlp: Sequence[int] = (),
         rank: int | None = None,
         parallel: bool = False,
         dropout: float = 0.0,
@@ -34,6 +35,7 @@ class DCNv2(ClickModel):
           label: the column of 0 and 1.
           cross_layers: how many cross layers.
           deep_mlp: widths of the deep layers.
+          bottom_mlp: widths of layers over the numbers; none: the crosses take these themselves.
           rank: of the cross layers' matrices; None is full.
           parallel: the deep layers take the features, not the crosses; the logit takes both.
           dropout: share of a deep layer's outputs that a training step drops.
@@ -42,6 +44,7 @@ class DCNv2(ClickModel):
         super().__init__(label=label)
         self.embeddings = embeddings
         self.numerics = numerics
+        self.bottom = MLP(bottom_mlp, final_activation="relu") if bottom_mlp else None
         self.crosses = [tfrs.layers.dcn.Cross(projection_dim=rank) for _ in range(cross_layers)]
         self.hidden = HiddenLayers(deep_mlp, dropout=dropout)
         self.out = MLP([1])
@@ -49,7 +52,10 @@ class DCNv2(ClickModel):
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
         """Computes the logits of a batch, float32 [batch]."""
-        first = tf.concat([self.numerics(features), *self.embeddings(features).values()], axis=1)
+        numbers = self.numerics(features)
+        if self.bottom is not None:
+            numbers = self.bottom(numbers)
+        first = tf.concat([numbers, *self.embeddings(features).values()], axis=1)
         crossed = first
         for cross in self.crosses:
             crossed = cross(first, crossed)

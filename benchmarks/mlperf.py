@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -27,6 +26,7 @@ from benchmarks import child, report
 from benchmarks.environments import PEERS, PeerError, python_of
 from benchmarks.harness import Benchmark, Content, Options, Run, main
 from benchmarks.layout import Part, Table, spread
+from benchmarks.model_folds import auc
 from embedps.config_fields import option
 
 ROOT = Path(__file__).parent.parent
@@ -94,15 +94,6 @@ def write(folder: Path, split: str, examples: dict[str, Any]) -> None:
     table = pa.table(list(made.values()), schema=schema)
     pq.write_table(table, folder / f"{split}.parquet", row_group_size=8192)
     np.savez(folder / f"{split}.npz", **{k: v for k, v in examples.items() if k != "chance"})
-
-
-def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
-    """The area under the ROC curve; equal scores count half."""
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    ones = float(labels.sum())
-    above = ranks[labels > 0].sum() - ones * (ones + 1) / 2
-    return float(above / (ones * (len(labels) - ones)))
 
 
 def ours(folder: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +176,7 @@ def reference(folder: str, settings: dict[str, Any]) -> dict[str, Any]:
         raise PeerError(f"TorchRec failed: {done.stderr.strip().splitlines()[-1:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     labels = np.load(f"{folder}/eval.npz")["label"]
-    return found | {"auc": auc(np.load(f"{folder}/logits.npy"), labels)}
+    return found | {"auc": auc(labels, np.load(f"{folder}/logits.npy"))}
 
 
 def measure(config: Config, run: Run) -> Content:
@@ -207,7 +198,7 @@ def measure(config: Config, run: Run) -> Content:
         write(Path(folder), "train", draw(rng, settings["rows"], cardinalities))
         scored = draw(rng, settings["eval_rows"], cardinalities)
         write(Path(folder), "eval", scored)
-        best = auc(scored["chance"], scored["label"])
+        best = auc(scored["label"], scored["chance"])
         for seed in range(config.rounds):
             each = settings | {"seed": seed}
             found["embedps"].append(

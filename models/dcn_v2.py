@@ -65,7 +65,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             label=dataset.label,
             cross_layers=config.cross_layers,
             deep_mlp=config.deep_mlp,
-            bottom_mlp=config.bottom_mlp,
+            bottom_mlp=config.bottom_mlp if dataset.numeric else (),
             rank=config.cross_rank,
             parallel=config.structure == "parallel",
             dropout=config.dropout,

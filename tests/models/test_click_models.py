@@ -109,6 +109,8 @@ def plain_logits(
     plain = Plain(model)
     plain.take(model.numerics) if hasattr(model, "numerics") else None  # has `numbers` encoded
     if name == "dcn_v2":
+        if model.bottom is not None:
+            numbers = plain.dense(model.bottom, numbers, last_relu=True)
         first = np.concatenate([numbers, rows.reshape(len(rows), -1)], axis=1)
         x = first
         for cross in model.crosses:
@@ -144,8 +146,26 @@ VARIANTS = [
     ("deepfm", {"numeric_bins": 2, "numeric_waves": 3}),
     ("dcn_v2", {"numeric_bins": 4, "numeric_waves": 1}),
     ("dcn_v2", {"cross_rank": 3}),
+    ("dcn_v2", {"bottom_mlp": (6, 5)}),
     ("dcn_v2", {"structure": "parallel", "dropout": 0.3}),
 ]
+
+
+def test_mlperfs_network_is_had_by_options(datasets: dict[str, Dataset]) -> None:
+    dataset = datasets["criteo"]
+    config = dcn_v2.Config(
+        embedding_dim=128,
+        bottom_mlp=(512, 256, 128),
+        cross_rank=512,
+        deep_mlp=(1024, 1024, 512, 256),
+    )
+    built = StepModel(dcn_v2.make(config, dataset), dataset)
+    width = 27 * 128  # of what the crosses take: 26 features and the bottom's output
+    kernels = [v.shape.as_list() for v in built.model.trainable_variables if len(v.shape) == 2]
+    bottom = [[2 * 13, 512], [512, 256], [256, 128]]  # and whether each number is missing
+    crosses = [[width, 512], [512, width]] * 3
+    deep = [[width, 1024], [1024, 1024], [1024, 512], [512, 256], [256, 1]]
+    assert sorted(kernels) == sorted([*bottom, *crosses, *deep])
 
 
 @pytest.mark.parametrize("schema", ["criteo", "movielens_100k"])  # with numbers, and without

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from embedps import kernels
+from embedps.console.lines import say
 from embedps.errors import UsageError
 from embedps.tables.groups import TableGroup
 
@@ -38,6 +41,27 @@ class Tiered:
             )
         if not self.directory:
             raise UsageError("spill_dir must be a directory of each server but is empty")
+        if (kind := _kind_in_memory(Path(self.directory))) is not None:
+            say(
+                f"spill_dir {self.directory} lies in memory here ({kind}), so rows that go there "
+                "save none: name a directory on a disk"
+            )
+
+
+def _kind_in_memory(path: Path) -> str | None:
+    """Gives the kind of the file system that a path of this machine is on, if that is in memory."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    kinds = {}
+    for line in lines:
+        mounted, _, kind = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), mounted.split(" ")[4])
+        kinds[Path(point)] = kind.split(" ")[0]
+    path = path.absolute().resolve()
+    found = next((kinds[each] for each in (path, *path.parents) if each in kinds), None)
+    return found if found in ("tmpfs", "ramfs") else None
 
 
 class TierStats(NamedTuple):

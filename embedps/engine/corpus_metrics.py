@@ -42,20 +42,6 @@ def candidates_of(model: tf.keras.Model) -> list[Candidates]:
     return list(found.values())
 
 
-def encode_candidates(
-    candidates: Sequence[Candidates], embeddings: Embeddings, collection: EmbeddingCollection
-) -> list[tf.Tensor]:
-    """Encodes candidates with the present rows and variables, as `ranking` takes them.
-
-    Args:
-      candidates: what the metrics rank.
-    """
-    encoded: list[tf.Tensor] = []
-    for each in candidates:
-        encoded += each.encoded(encoder(each, embeddings, collection))
-    return encoded
-
-
 def encoder(
     candidates: Candidates,
     embeddings: Embeddings,
@@ -98,7 +84,7 @@ def ranking(
 
     Args:
       model: whose metrics they are.
-      encoded: what `encode_candidates` returned; empty in a step.
+      encoded: what `StepModel.encode_candidates` returned; empty in a step.
     """
     with ExitStack() as stack:
         if encoded:

@@ -18,7 +18,7 @@ from embedps.engine.click_model import ClickModel
 from embedps.engine.corpus_metrics import (
     candidates_of,
     corpus_metrics,
-    encode_candidates,
+    encoder,
     ranking,
 )
 from embedps.engine.metric_counts import MetricCounts
@@ -67,6 +67,7 @@ class StepModel:
         if isinstance(self.model, ClickModel):
             _declare_label(self.model, dataset)
         self._candidates = candidates_of(self.model)
+        self._encoders: tuple[EmbeddingCollection, list[Any]] | None = None
         self._check_columns()
         self._make_variables()
         used = self._used_columns()  # traces the model: ids that are not columns are refused
@@ -233,9 +234,20 @@ class StepModel:
         metrics = self.metrics if training else self._scored
         return Accumulator(metrics.scores, metrics.deciles)
 
+    def candidate_encoders(self, collection: EmbeddingCollection) -> list[Any]:
+        """Gives a tf.function for each of `candidates`, which encodes a batch of them.
+
+        They are made once for a collection.
+        """
+        if self._encoders is None or self._encoders[0] is not collection:
+            made = [encoder(each, self.embeddings, collection) for each in self._candidates]
+            self._encoders = collection, made
+        return self._encoders[1]
+
     def encode_candidates(self, collection: EmbeddingCollection) -> list[tf.Tensor]:
         """Encodes the candidates that metrics rank, with the present rows and variables."""
-        return encode_candidates(self._candidates, self.embeddings, collection)
+        encoders = zip(self._candidates, self.candidate_encoders(collection), strict=True)
+        return [tensor for each, encode in encoders for tensor in each.encoded(encode)]
 
     @property
     def candidates(self) -> list[Candidates]:

@@ -101,8 +101,7 @@ class InlineEvaluation:
             unit_input = kept.input(batch_rows=EVAL_BATCH_ROWS)
         eval_unit = make_eval_unit(model, collection, unit_input, kept)
         self._eval_unit = cluster.led("score", eval_unit)
-        if not model.candidates:  # which are further arguments
-            cluster.trace(self._eval_unit, _UNIT_SPECS)
+        self._trace()
 
     @classmethod
     def of_run(
@@ -127,6 +126,18 @@ class InlineEvaluation:
             inner=LedgerOptions.of_run(config, inner=True) if asked.inner_share else None,
             slices=asked,
         )
+
+    def _trace(self) -> None:
+        """Traces what `count` calls: see `Cluster.trace`."""
+        specs = [*_UNIT_SPECS]
+        encoders = self._model.candidate_encoders(self._collection)
+        for each, encode in zip(self._model.candidates, encoders, strict=True):
+            traced = self._cluster.trace(encode, (each.batches.element_spec,))
+            if traced is None:
+                return  # all is in this process
+            dim = traced.structured_outputs.shape[1]
+            specs += [tf.TensorSpec([None, dim], tf.float32), each.encoded_specs[1]]
+        self._cluster.trace(self._eval_unit, tuple(specs))
 
     def next_pause(self, position: int, units_per_epoch: int) -> int:
         """Returns the first position after this one at which training pauses for a scoring."""

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import embedps
+from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.corpus import Corpus
 from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
@@ -118,6 +119,37 @@ def test_it_finds_what_is_held_out(tmp_path: Path, dataset: Dataset, variant: st
         "hit_rate@10",
         "mrr",
     }
+
+
+class Tracing(EmbeddedCluster):
+    """A cluster that traces at the start, as one of processes does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.traced: list[Any] = []
+
+    def trace(self, function: Any, args: tuple[Any, ...]) -> Any:
+        self.traced.append(function)
+        return function.get_concrete_function(*args)
+
+
+def test_inline_scores_trace_nothing_once_a_run_has_begun(tmp_path: Path, dataset: Dataset) -> None:
+    """A worker that is silent while TensorFlow sends it a function stops the client for good."""
+    recommender, cluster = two_tower.make(config(), dataset), Tracing()
+    result = make_trainer(
+        dataset,
+        tmp_path,
+        recommender=recommender,
+        epochs=3,
+        eval="inline",
+        cluster=cluster,
+        **LEARN,
+    ).fit()
+    assert len(result.scores) == 3
+    encode, score = cluster.traced
+    assert (encode.__name__, score.__name__) == ("encode", "eval_unit")
+    assert encode.experimental_get_tracing_count() == 1
+    assert score.experimental_get_tracing_count() == 1
 
 
 def test_scores_equal_a_sorted_list_of_exported_vectors(tmp_path: Path, dataset: Dataset) -> None:

@@ -67,7 +67,6 @@ class StepModel:
         if isinstance(self.model, ClickModel):
             _declare_label(self.model, dataset)
         self._candidates = candidates_of(self.model)
-        self._encoders: tuple[EmbeddingCollection, list[Any]] | None = None
         self._check_columns()
         self._make_variables()
         used = self._used_columns()  # traces the model: ids that are not columns are refused
@@ -235,19 +234,17 @@ class StepModel:
         return Accumulator(metrics.scores, metrics.deciles)
 
     def candidate_encoders(self, collection: EmbeddingCollection) -> list[Any]:
-        """Gives a tf.function for each of `candidates`, which encodes a batch of them.
+        """Makes a tf.function for each of `candidates`, which encodes a batch of them."""
+        return [encoder(each, self.embeddings, collection) for each in self._candidates]
 
-        They are made once for a collection.
+    def encode_candidates(self, encoders: Sequence[Callable[[Any], tf.Tensor]]) -> list[tf.Tensor]:
+        """Encodes the candidates that metrics rank, with the present rows and variables.
+
+        Args:
+          encoders: as `candidate_encoders` makes them, perhaps traced.
         """
-        if self._encoders is None or self._encoders[0] is not collection:
-            made = [encoder(each, self.embeddings, collection) for each in self._candidates]
-            self._encoders = collection, made
-        return self._encoders[1]
-
-    def encode_candidates(self, collection: EmbeddingCollection) -> list[tf.Tensor]:
-        """Encodes the candidates that metrics rank, with the present rows and variables."""
-        encoders = zip(self._candidates, self.candidate_encoders(collection), strict=True)
-        return [tensor for each, encode in encoders for tensor in each.encoded(encode)]
+        pairs = zip(self._candidates, encoders, strict=True)
+        return [tensor for each, encode in pairs for tensor in each.encoded(encode)]
 
     @property
     def candidates(self) -> list[Candidates]:

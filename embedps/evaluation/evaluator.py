@@ -173,6 +173,7 @@ class Evaluator(RestoredModel):
             kept = self._sliced.kept
             unit_input = kept.input(batch_rows=batch_rows)
         self._eval_unit = make_eval_unit(self._model, self._collection, unit_input, kept)
+        self._encoders = self._model.candidate_encoders(self._collection)
         self._on_progress = on_progress
 
     def score(self) -> ClickScores:
@@ -187,7 +188,7 @@ class Evaluator(RestoredModel):
     def _units(self) -> tuple[range, Callable[[int], Counts]]:
         """Gives the positions of the units, and what scores one and shows the progress."""
         units = list(iter(self._ledger().take, None))
-        candidates = self._model.encode_candidates(self._collection)
+        candidates = self._model.encode_candidates(self._encoders)
         here, done = self._model.accumulator(training=False), itertools.count(1)
 
         def score(position: int) -> Counts:

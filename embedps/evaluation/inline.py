@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -101,7 +102,7 @@ class InlineEvaluation:
             unit_input = kept.input(batch_rows=EVAL_BATCH_ROWS)
         eval_unit = make_eval_unit(model, collection, unit_input, kept)
         self._eval_unit = cluster.led("score", eval_unit)
-        self._trace()
+        self._encoders = self._trace()
 
     @classmethod
     def of_run(
@@ -127,17 +128,17 @@ class InlineEvaluation:
             slices=asked,
         )
 
-    def _trace(self) -> None:
-        """Traces what `count` calls: see `Cluster.trace`."""
-        specs = [*_UNIT_SPECS]
-        encoders = self._model.candidate_encoders(self._collection)
-        for each, encode in zip(self._model.candidates, encoders, strict=True):
-            traced = self._cluster.trace(encode, (each.batches.element_spec,))
+    def _trace(self) -> list[Any]:
+        """Traces what `count` calls, as `Cluster.trace` says; returns what encodes candidates."""
+        specs, encoders = [*_UNIT_SPECS], self._model.candidate_encoders(self._collection)
+        for i, each in enumerate(self._model.candidates):
+            traced = self._cluster.trace(encoders[i], (each.batches.element_spec,))
             if traced is None:
-                return  # all is in this process
-            dim = traced.structured_outputs.shape[1]
+                return encoders  # all is in this process
+            encoders[i], dim = traced, traced.structured_outputs.shape[1]
             specs += [tf.TensorSpec([None, dim], tf.float32), each.encoded_specs[1]]
         self._cluster.trace(self._eval_unit, tuple(specs))
+        return encoders
 
     def next_pause(self, position: int, units_per_epoch: int) -> int:
         """Returns the first position after this one at which training pauses for a scoring."""
@@ -200,7 +201,7 @@ class InlineEvaluation:
             found[unit.position] = counts
 
         try:
-            candidates = self._model.encode_candidates(self._collection)
+            candidates = self._model.encode_candidates(self._encoders)
         except tf.errors.OpError as error:
             raise explain(error) from error
 

@@ -63,8 +63,6 @@ class ServerRecovery:
             asked.recover_in_place
             and cluster.num_ps
             and not asked.in_groups
-            and config.evaluation.mode != "inline"
-            and not config.evaluation.inner_share
             and not setup.ledger.grows
             and config.eviction.evicted_rows is None
             and not event_secs_of(setup.model.tables)

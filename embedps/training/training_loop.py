@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -45,6 +46,7 @@ from embedps.training.training_log import TrainingLog
 from embedps.training.training_setup import TrainingSetup
 from embedps.training.wait_report import WaitReport
 
+_T = TypeVar("_T")
 _SCHEDULERS: Mapping[str, type[UnitThreads]] = {"units": Scheduler, "gangs": GangScheduler}
 _TICK_SECS = 0.2
 _LOSS_SECS = 0.5  # from a failure to the notice that its server is lost
@@ -221,7 +223,8 @@ class TrainingLoop:
             )
             self.numbers.unsaved_secs = self._saves.unsaved_secs
             self._scaling.save_problem = self._saves.problem
-            self._score(line)  # a checkpoint that the previous run saved and did not score
+            score = partial(self._beside_lost_servers, partial(self._score, line), line)
+            score()  # a checkpoint that the previous run saved and did not score
             training = not self._ends
             while training:
                 self._setup.collection.thaw(self._ledger.steps_done())
@@ -234,7 +237,7 @@ class TrainingLoop:
                 self._saves.save_last(final=self.finished, stop=stop)
                 self._effects.deliver(line.say)
                 self._release_servers(line)
-                self._score(line)
+                score()
                 self._say_deaths(line)
                 training = not self._ends
             if self.finished and writer.last is not None and not writer.last.final:
@@ -242,16 +245,24 @@ class TrainingLoop:
                 self._effects.deliver(line.say)
 
     def _train_on(self, line: ProgressLine) -> bool:
-        """Trains until the units are done, or a pause; goes on beside a server that was lost.
+        """Trains until the units are done, or a pause.
 
         Returns:
           Whether it was a pause for a save alone, which is over.
         """
+
+        def train() -> bool:
+            self._setup.collection.hold_sweeps(False)
+            return self._train(line)
+
+        return self._beside_lost_servers(train, line)
+
+    def _beside_lost_servers(self, act: Callable[[], _T], line: ProgressLine) -> _T:
+        """Does what needs all servers, and again after each that was lost and is restored."""
         with self._servers.watching():
             while True:
-                self._setup.collection.hold_sweeps(False)
                 try:
-                    return self._train(line)
+                    return act()
                 except ServerLostError as error:
                     if self._notices.stop.is_set():
                         raise
@@ -581,14 +592,19 @@ class TrainingLoop:
         line.update(done, text, total=total, force=force)
 
     def _score(self, line: ProgressLine) -> None:
-        scored = self.scoring.score_at_pause(
-            self._setup.writer.last,
-            self._ledger,
-            scored_step=self._effects.last_step,
-            stop=self._notices.stop,
-            check=self._check_cluster,
-            say=line.say,
-        )
+        try:
+            scored = self.scoring.score_at_pause(
+                self._setup.writer.last,
+                self._ledger,
+                scored_step=self._effects.last_step,
+                stop=self._notices.stop,
+                check=self._check_cluster,
+                say=line.say,
+            )
+        except ClusterError as error:
+            if lost := self._cluster.lost_server(_LOSS_SECS):
+                raise ServerLostError(lost.why) from error
+            raise
         if scored:
             self._effects.poll(line.say)
 

@@ -413,6 +413,7 @@ def finish_in_one_process(
         ("two tasks", BY_RESTART),
         ("counted", ()),
         ("counted", ("--sync=full",)),
+        ("counted", ("--eval=inline",)),
         ("two tasks", ("--sync=dense",)),
     ],
 )

@@ -93,7 +93,7 @@ class ServerRecovery:
         raise error from None
 
     def recover(
-        self, error: ServerLostError, saves: CheckpointSchedule, say: Callable[[str], None]
+        self, error: Exception, saves: CheckpointSchedule, say: Callable[[str], None]
     ) -> tuple[LostProgress, list[Unit]]:
         """Restores what a lost server had; no unit may be in progress.
 

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -223,21 +222,16 @@ class TrainingLoop:
             )
             self.numbers.unsaved_secs = self._saves.unsaved_secs
             self._scaling.save_problem = self._saves.problem
-            score = partial(self._beside_lost_servers, partial(self._score, line), line)
-            score()  # a checkpoint that the previous run saved and did not score
+            # A checkpoint that the previous run saved and did not score.
+            self._beside_lost_servers(self._score, line)
             training = not self._ends
             while training:
                 self._setup.collection.thaw(self._ledger.steps_done())
-                paused_to_save = self._train_on(line)
-                self._advance_event_clock()
-                if paused_to_save and not self._ends:
+                if self._beside_lost_servers(self._train_on, line):
                     continue
-                # Who resumes would evict and count again what went after the last checkpoint.
-                self._setup.collection.hold_sweeps(True)
-                self._saves.save_last(final=self.finished, stop=stop)
                 self._effects.deliver(line.say)
                 self._release_servers(line)
-                score()
+                self._beside_lost_servers(self._score, line)
                 self._say_deaths(line)
                 training = not self._ends
             if self.finished and writer.last is not None and not writer.last.final:
@@ -245,30 +239,33 @@ class TrainingLoop:
                 self._effects.deliver(line.say)
 
     def _train_on(self, line: ProgressLine) -> bool:
-        """Trains until the units are done, or a pause.
+        """Trains until the units are done, or a pause, and saves what it ends with.
 
         Returns:
           Whether it was a pause for a save alone, which is over.
         """
+        self._setup.collection.hold_sweeps(False)
+        paused_to_save = self._train(line)
+        self._advance_event_clock()
+        if paused_to_save and not self._ends:
+            return True
+        # Who resumes would evict and count again what went after the last checkpoint.
+        self._setup.collection.hold_sweeps(True)
+        self._saves.save_last(final=self.finished, stop=self._notices.stop)
+        return False
 
-        def train() -> bool:
-            self._setup.collection.hold_sweeps(False)
-            return self._train(line)
-
-        return self._beside_lost_servers(train, line)
-
-    def _beside_lost_servers(self, act: Callable[[], _T], line: ProgressLine) -> _T:
+    def _beside_lost_servers(self, act: Callable[[ProgressLine], _T], line: ProgressLine) -> _T:
         """Does what needs all servers, and again after each that was lost and is restored."""
         with self._servers.watching():
             while True:
                 try:
-                    return act()
-                except ServerLostError as error:
+                    return act(line)
+                except (ServerLostError, tf.errors.OpError) as error:
                     if self._notices.stop.is_set():
                         raise
                     self._recover(error, line)
 
-    def _recover(self, error: ServerLostError, line: ProgressLine) -> None:
+    def _recover(self, error: Exception, line: ProgressLine) -> None:
         loss, again = self._servers.recover(error, self._saves, line.say)
         self._recoveries.begin(loss)
         self._counted |= {unit.position: unit.num_rows for unit in again}
@@ -592,19 +589,14 @@ class TrainingLoop:
         line.update(done, text, total=total, force=force)
 
     def _score(self, line: ProgressLine) -> None:
-        try:
-            scored = self.scoring.score_at_pause(
-                self._setup.writer.last,
-                self._ledger,
-                scored_step=self._effects.last_step,
-                stop=self._notices.stop,
-                check=self._check_cluster,
-                say=line.say,
-            )
-        except ClusterError as error:
-            if lost := self._cluster.lost_server(_LOSS_SECS):
-                raise ServerLostError(lost.why) from error
-            raise
+        scored = self.scoring.score_at_pause(
+            self._setup.writer.last,
+            self._ledger,
+            scored_step=self._effects.last_step,
+            stop=self._notices.stop,
+            check=self._check_cluster,
+            say=line.say,
+        )
         if scored:
             self._effects.poll(line.say)
 

@@ -34,8 +34,6 @@ def reduce_kind(array: pa.Array) -> tuple[pa.Array, BadTexts]:
     kind = array.type
     if pa.types.is_dictionary(kind):
         return reduce_kind(array.dictionary_decode())
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return array.cast(pa.list_(kind.value_type)), {}
     if pa.types.is_null(kind):
         return array.cast(pa.string()), {}
     return _read_utf8(array) if _is_text(kind) else (array, {})
@@ -83,6 +81,15 @@ def _remedy(column: Column, kind: Any) -> str:
     types = pa.types
     if is_list(kind) and not types.is_nested(kind.value_type):
         return 'declare it as = "list" (ids) or "float_list" (numbers)'
+    inner = kind
+    while is_list(inner):
+        inner = inner.value_type
+    if is_list(kind) and not types.is_nested(inner):
+        return NESTED
+    if types.is_struct(inner) or types.is_map(inner):
+        keys = inner.field(0).name if types.is_struct(inner) and inner.num_fields else "KEY"
+        path = ".".join((*column.keys, keys))
+        return f'declare the path of a value in it, such as path = "{path}"'
     if types.is_date(kind) or types.is_timestamp(kind):
         return 'declare it as = "timestamp"'
     if types.is_integer(kind) and column.role == "timestamp":
@@ -97,6 +104,10 @@ def _remedy(column: Column, kind: Any) -> str:
     return _NO_DECLARATION
 
 
+NESTED = (
+    "declare a list with flatten = true for one list of all values, or with cut = [3, 5] for the "
+    "first 3 lists and the first 5 values of each (-3: the last)"
+)
 _NO_DECLARATION = (
     "no declaration reads this type: leave the column out of the schema, or write its values as "
     "numbers, texts or lists of them"

@@ -17,6 +17,7 @@ from embedps.features.table_columns import (
 )
 from embedps.features.transform_steps import finite_number, parse_step
 
+_MOST_LEVELS = 8  # of lists of lists that are cut
 _KINDS = {str: "a text", bool: "true or false"}
 _COLUMN_SETTINGS = {
     **dict.fromkeys(("type", "separator", "format", "task", "weight"), str),
@@ -68,7 +69,7 @@ def _column(name: str, entry: Mapping[str, Any]) -> Column:
     role = settings.pop("as", None)
     unknown = set(settings) - {
         "type", "separator", "format", "positive_from", "task", "classes", "keep", "path",
-        "flatten", "optional", "soft", "weight", "history", "value",
+        "flatten", "cut", "optional", "soft", "weight", "history", "value",
     }  # fmt: skip
     if unknown:
         raise UsageError(f"column {name!r} has no setting {', '.join(sorted(unknown))}")
@@ -83,6 +84,8 @@ def _column(name: str, entry: Mapping[str, Any]) -> Column:
         settings.setdefault("task", "classes")
     if "value" in settings:
         settings["value"] = str(settings["value"])
+    if "cut" in settings:
+        settings["cut"] = _cut(name, settings["cut"])
     if "history" in settings:
         settings["history"] = _history(name, settings["history"])
     if "path" in settings:
@@ -100,6 +103,17 @@ def _path(name: str, node: Any) -> tuple[str, ...]:
             f"has one, got {shown(node)}"
         )
     return tuple(keys)
+
+
+def _cut(name: str, node: Any) -> tuple[int, ...]:
+    numbers = [node] if type(node) is int else node
+    is_valid = isinstance(numbers, list) and any(numbers) and len(numbers) <= _MOST_LEVELS
+    if not is_valid or any(type(n) is not int or abs(n) >= 1 << 31 for n in numbers):
+        raise UsageError(
+            f"column {name!r}: cut must be how many elements a list keeps, below 0 of its end, or "
+            f"a list of such numbers, one for each level of lists, got {shown(node)}"
+        )
+    return tuple(numbers)
 
 
 def _history(name: str, node: Any) -> History:

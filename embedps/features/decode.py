@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
 from embedps.data.dataset_metadata import MISSING_CLASS
+from embedps.errors import DatasetError
 from embedps.features.arrow_kinds import is_list, reduce_kind, wrong_type
+from embedps.features.nested_lists import cut_levels, cut_lists, flatten, plain_lists
 from embedps.features.table_columns import Column
 from embedps.features.table_schema import Table
 from embedps.features.text_lists import split_lists
@@ -99,8 +101,16 @@ def decode_column(
     if column.role in ("list", "float_list"):
         if not pa.types.is_string(array.type) and not is_list(array.type):
             array = _lists_of_one(column, array)
+        if len(column.cut) > 1 and array.null_count < len(array):
+            levels = cut_levels(array, column.cut)
+            if levels is None:
+                raise DatasetError(
+                    f"column {column.name!r}: cut must have one number for each level of lists, it "
+                    f"has {len(column.cut)} for {array.type}"
+                )
+            array = levels
         while column.flatten and is_list(array.type) and is_list(array.type.value_type):
-            array = _flatten(array)
+            array = flatten(array)
         if is_list(array.type) and pa.types.is_nested(array.type.value_type):
             raise wrong_type(column, array.type, "lists of values")
         lists, bad = _decode_list(column, array, missing)
@@ -290,10 +300,9 @@ def _decode_list(
     bad: BadRows = {}
     if not is_list(array.type):
         array, bad = split_lists(column, _without_missing(array.cast(pa.string()), missing))
-    if not pa.types.is_list(array.type):
-        array = array.cast(pa.list_(array.type.value_type))
-    if array.null_count:
-        array = _empty_for_null(array)
+    array = plain_lists(array)
+    if len(column.cut) == 1:
+        array = cut_lists(array, column.cut[0])
     starts = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
     role = "categorical" if column.role == "list" else "numeric"
     element = Column(name=column.name, role=role, type=column.type, on_text=column.on_text)
@@ -311,24 +320,6 @@ def _decode_list(
         bad.setdefault(int(np.searchsorted(offsets, at, side="right")) - 1, reason)
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=column.row_type)
     return lists, bad
-
-
-def _flatten(array: pa.Array) -> pa.Array:
-    """Makes one list of each row's lists."""
-    inner = array.flatten()
-    lengths, inner_lengths = (
-        pc.fill_null(pc.list_value_length(each), 0).to_numpy(zero_copy_only=False)
-        for each in (array, inner)
-    )
-    ends = np.concatenate([[0], np.cumsum(inner_lengths)])
-    offsets = ends[np.concatenate([[0], np.cumsum(lengths)])].astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), inner.flatten())
-
-
-def _empty_for_null(array: pa.Array) -> pa.Array:
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), array.flatten())
 
 
 def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:

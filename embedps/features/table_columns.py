@@ -118,6 +118,9 @@ class Column:
     """Called with each text that is decoded to its fingerprint, and this; not declared."""
     flatten: bool = False
     """Whether the values of a list's lists are one list."""
+    cut: tuple[int, ...] = ()
+    """How many elements a list keeps: its first, or if below 0 its last. Several numbers are of the
+    levels of lists of lists, from the outer one, which become one list; 0 keeps all."""
     value: str = ""
     """Of a label: that of every row, where the input has no such column."""
     history: History | None = None
@@ -142,8 +145,11 @@ class Column:
             raise UsageError(f"column {self.name!r}: separator must not be empty")
         if self.flatten and self.role not in ("list", "float_list"):
             raise UsageError(f"column {self.name!r}: flatten belongs to a list or float_list")
-        if self.history is not None and (self.role != "list" or self.path or self.flatten):
-            raise UsageError(f"column {self.name!r}: history belongs to a list without a path")
+        if self.cut and self.role not in ("list", "float_list"):
+            raise UsageError(f"column {self.name!r}: cut belongs to a list or float_list")
+        shaped = bool(self.path or self.flatten or self.cut)
+        if self.history is not None and (self.role != "list" or shaped):
+            raise UsageError(f"column {self.name!r}: history belongs to a plain list")
         if self.keep and self.role != "key":
             raise UsageError(f"column {self.name!r}: keep belongs to a key")
         self._check_label()
@@ -210,6 +216,8 @@ class Column:
             node["path"] = [*self.path]
         if self.flatten:
             node["flatten"] = True
+        if self.cut:
+            node["cut"] = [*self.cut]
         if self.value:
             node["value"] = self.value
         if self.history is not None:

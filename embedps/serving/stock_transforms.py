@@ -147,6 +147,9 @@ class StockTransforms(tf.Module):
     def batch(self, given: Mapping[str, tf.Tensor]) -> dict[str, Any]:
         """Makes the columns that the model reads."""
         made = self._rest.batch(given)
+        for column in self._table.columns:
+            if column.name in made and column.role == "float_list":
+                made[column.name] = _cut(column, made[column.name])
         decoded = {column.name: self._decoded(column, given) for column in self._sources}
         made |= {name: decoded[name] for name in self._as_they_are}
         for feature in self._features:
@@ -166,7 +169,8 @@ class StockTransforms(tf.Module):
             values *= 1000
         if column.role != "list":
             return values
-        return tf.RaggedTensor.from_row_lengths(values, given[lengths_name(column.name)])
+        lists = tf.RaggedTensor.from_row_lengths(values, given[lengths_name(column.name)])
+        return _cut(column, lists)
 
     def _apply(self, feature: Feature, values: tf.Tensor) -> tf.Tensor:
         for step in feature.steps:
@@ -190,6 +194,14 @@ class StockTransforms(tf.Module):
             at = tf.minimum(at, tf.size(kept, tf.int64) - 1)
             stays = tf.logical_or(stays, tf.equal(tf.gather(kept, at), ids))
         return tf.where(stays, ids, tf.constant(RARE_ID, tf.int64))
+
+
+def _cut(column: Column, lists: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Does what `nested_lists.cut_lists` does; lists of lists come as one."""
+    if len(column.cut) != 1:
+        return lists
+    (most,) = column.cut
+    return lists[:, :most] if most > 0 else lists[:, most:]
 
 
 def _apply_step(step: TransformStep, x: tf.Tensor) -> tf.Tensor | None:

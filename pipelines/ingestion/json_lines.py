@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -16,7 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedps.errors import DatasetError
+from embedps.features.arrow_kinds import NESTED
 from embedps.features.decode import decode_column
+from embedps.features.nested_lists import cut_values, flat_values
 from embedps.features.table_columns import Column
 from embedps.features.table_schema import Table
 
@@ -188,8 +191,11 @@ def decode_values(
       the decoded values, arbitrary where they are bad, and the reason for each bad row.
     """
     bad: dict[int, str] = {}
+    if len(column.cut) > 1:
+        values = [_cut(column, value, row, bad) for row, value in enumerate(values)]
+        column = replace(column, cut=())
     if column.flatten:
-        values = [[*_flat(value)] if type(value) is list else value for value in values]
+        values = [[*flat_values(value)] if type(value) is list else value for value in values]
     types = {*map(type, values)} - {type(None)}
     if list in types and column.role not in _LISTS:
         values = [_only(value, row, bad) for row, value in enumerate(values)]
@@ -251,16 +257,12 @@ def _only(value: Any, row: int, bad: dict[int, str]) -> Any:
     return value[0] if value and type(value[0]) is not list else None
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    lists = [iter(values)]  # not by recursion: a line chooses how deep its lists are
-    while lists:
-        for value in lists[-1]:
-            if type(value) is list:
-                lists.append(iter(value))
-                break
-            yield value
-        else:
-            lists.pop()
+def _cut(column: Column, value: Any, row: int, bad: dict[int, str]) -> Any:
+    try:
+        return cut_values(value, column.cut)
+    except ValueError as error:
+        bad[row] = str(error)
+        return None
 
 
 def _kind(value: Any) -> Any:
@@ -290,7 +292,7 @@ def _array(kind: Any, values: Sequence[Any], makers: Makers) -> pa.Array:
     if element in (dict, list):
         raise DatasetError(
             "must be a value or a list of values, got objects or lists of lists: declare the path "
-            "of a value in them, or flatten = true if one list is meant"
+            f"of a value in objects; of lists, {NESTED}"
         )
     flat: Sequence[Any] = [*chain.from_iterable(each or () for each in values)] if of else values
     try:

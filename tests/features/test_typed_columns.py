@@ -177,21 +177,40 @@ def test_type_that_a_declaration_does_not_fit_names_one_that_does(
     decode_column(Column(**settings), array, ())
 
 
+PATH = "declare the path of a value in it, such as path = "
+LISTS = "declare a list with flatten = true for one list of all values, or with cut = "
+
+
 @pytest.mark.parametrize("role", ["categorical", "list", "numeric", "timestamp", "float_list"])
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "remedy"),
     [
-        pa.map_(pa.string(), pa.int8()),
-        pa.struct({"a": pa.int8()}),
-        pa.list_(pa.struct({"a": pa.int8()})),
-        pa.list_(pa.list_(pa.int8())),
-        pa.list_(pa.list_view(pa.int8())),
+        (pa.map_(pa.string(), pa.int8()), f'{PATH}"c.KEY"'),
+        (pa.struct({"a": pa.int8()}), f'{PATH}"c.a"'),
+        (pa.list_(pa.struct({"a": pa.int8()})), f'{PATH}"c.a"'),
+        (pa.list_(pa.list_(pa.int8())), LISTS),
+        (pa.list_(pa.list_view(pa.int8())), LISTS),
+        (pa.list_(pa.duration("s")), "leave the column out of the schema|as = "),
+        (pa.duration("s"), "leave the column out of the schema"),
     ],
-    ids=["map", "struct", "list of structs", "list of lists", "list of views"],
+    ids=["map", "struct", "structs", "lists", "views", "durations", "duration"],
 )
-def test_type_that_no_declaration_reads_is_one_line(role: str, kind: pa.DataType):
+def test_type_that_no_plain_declaration_reads_is_one_line(
+    role: str, kind: pa.DataType, remedy: str
+):
     types = {"categorical": "integer", "list": "string", "timestamp": "seconds"}
     column = Column(name="c", role=role, type=types.get(role, "float"))
-    with pytest.raises(DatasetError, match="leave the column out of the schema") as caught:
+    with pytest.raises(DatasetError, match=remedy) as caught:
         decode_column(column, pa.nulls(2, kind), ())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("inner", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view])
+@pytest.mark.parametrize("outer", [pa.list_, pa.large_list, pa.list_view])
+def test_lists_of_lists_of_any_kind_are_read_as_declared(outer: Any, inner: Any):
+    array = pa.array([[[1, 2], None, [3]], None, [[]]], outer(inner(pa.int8())))
+    wanted = {(): [1, 2, 3], (-1,): [3], (2, 1): [1], (-1, 0): [3], (0, 1): [1, 3]}
+    for cut, values in wanted.items():
+        column = Column(name="c", role="list", type="integer", cut=cut, flatten=len(cut) < 2)
+        lists, bad = decode_column(column, array, ())
+        assert (lists.to_pylist(), bad) == ([values, [], []], {})

@@ -49,7 +49,7 @@ column = [
   { name = "site", as = "categorical", type = "hex", transform = [{ min_count = 8 }] },
   { name = "pages", as = "list", type = "hex", separator = "|", transform = [{ min_count = 30 }] },
   { name = "rare", as = "categorical", type = "integer", transform = [{ min_count = 100000 }] },
-  { name = "wishes", as = "list", type = "integer", separator = "|" },
+  { name = "wishes", as = "list", type = "integer", separator = "|", cut = -1 },
 ]
 feature = [
   { name = "age_group", from = "the age", transform = [{ bucketize = [18, 40, 65] }, {hash = 3}] },

@@ -138,3 +138,20 @@ def test_a_line_cannot_be_nested_so_deeply_that_it_ends_the_job(path: list[str])
     assert parser.texts(["l"])[0][0]["l"].to_pylist() == ["[]"] + ([] if path else ["…"])
     rows, bad, _ = parse({"y": 0, "l": []}, deep, columns=[lists])
     assert (len(rows), [*bad]) == (1, [2])
+
+
+def test_lists_of_lists_are_cut_as_declared():
+    ids: dict[str, Any] = {"as": "list", "type": "integer", "path": ["l"]}
+    columns = [
+        {"name": "few", "cut": [-1, 2], **ids},
+        {"name": "end", "cut": -2, "flatten": True, **ids},
+        {"name": "all", "flatten": True, **ids},
+    ]
+    lines = [{"y": 1, "l": [[1], [2, 3, 4]]}, {"y": 0, "l": [[5, 6], []]}, {"y": 0, "l": None}]
+    rows, bad, _ = parse(*lines, {"y": 1, "l": [7, 8]}, columns=columns)
+    assert [[row[name] for name in ("few", "end", "all")] for row in rows] == [
+        [[2, 3], [3, 4], [1, 2, 3, 4]],
+        [[], [5, 6], [5, 6]],
+        [[], [], []],
+    ]
+    assert bad == {4: "few must have lists of as many levels as cut, got 8 in one"}

@@ -5,6 +5,7 @@ The stages are in a module of their own, so that worker processes can import the
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -218,9 +219,14 @@ def _failure(job: IngestJob, files: Sequence[FileRecord], divided: Sequence[Divi
     if bad > job.max_bad_fraction * lines:
         worst = sorted(files, key=lambda file: -file.lines_bad)[:3]
         shown = ", ".join(f"{f.name}: {f.lines_bad:,} of {f.lines:,}" for f in worst if f.lines_bad)
+        path = Path(job.output) / BAD_LINES_NAME
+        with open(path, encoding="utf-8") as file:
+            found = map(json.loads, file)
+            first = next(each for each in found if each["line"])  # 0: a file without rows
         return (
             f"at most {job.max_bad_fraction:.3%} of the lines may be bad (--max-bad-fraction), "
-            f"but {bad:,} of {lines:,} are ({shown}): see {Path(job.output) / BAD_LINES_NAME}"
+            f"but {bad:,} of {lines:,} are ({shown}), such as line {first['line']} of "
+            f"{first['file']} ({first['reason']}): see {path}"
         )
     for join, (side, unmatched) in zip(job.table.joins, _unmatched(job, files), strict=True):
         if unmatched and (join.required or unmatched == lines - bad):

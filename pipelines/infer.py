@@ -21,6 +21,8 @@ from embedps.errors import UsageError
 class InferConfig:
     """Proposes the schema of a file of CSV, JSON Lines, Avro, Parquet or ORC from its first rows.
 
+    A table of Delta Lake or Iceberg is read as ingestion reads it.
+
     The schema is TOML with a comment for each column: what it holds, why it is declared so, and
     what looks wrong. Check it, then ingest the files: `--schema FILE`.
     """
@@ -49,14 +51,18 @@ def infer(config: InferConfig) -> str:
     """
     from embedps.features.table_schema import Table
     from embedps.pipelines.ingestion.input_files import find_inputs
-    from embedps.pipelines.ingestion.sample_columns import read_sample
+    from embedps.pipelines.ingestion.sample_columns import read_sample, read_table_sample
     from embedps.pipelines.ingestion.schema_proposal import propose
 
     if config.output is not None and config.output.exists():
         raise UsageError(f"--output {config.output} exists: remove it, or give another")
-    path = find_inputs([config.input])[0].path
-    text = propose(read_sample(path, config.rows), config.label)
-    say(f"proposed from {path}", file=sys.stderr)
+    first = find_inputs([config.input])[0]
+    if first.of_lake is None:
+        sample = read_sample(first.path, config.rows)
+    else:
+        sample = read_table_sample(first.of_lake, config.rows)
+    text = propose(sample, config.label)
+    say(f"proposed from {first.path}", file=sys.stderr)
     try:
         Table.parse({"name": "proposed"} | tomllib.loads(text))
     except UsageError as error:

@@ -16,15 +16,15 @@ from embedps.features.arrow_kinds import is_list
 from embedps.features.decode import decode_batch
 from embedps.features.table_schema import Table
 
+from . import batch_size
 from .bad_lines import BadLine
+from .lake_files import LakeFile
 from .line_parser import drop_rows
 from .nested_columns import at_paths
 from .path_columns import given_columns, with_path_columns
 from .record_hash import is_hashed
 from .text_encoding import kind_of
 
-_BATCH_ROWS = 65536
-_BATCH_BYTES = 64 << 20  # of a batch with its undeclared columns, before Parquet's encodings
 _NAMES = {"parquet": "Parquet", "orc": "ORC"}
 _MAGICS = {"parquet": (b"PAR1", b"PARE"), "orc": (b"ORC",)}
 _HEAD_BYTES = 512
@@ -49,7 +49,12 @@ class ParsedRows(NamedTuple):
 
 
 def read_rows(
-    stream: BinaryIO, table: Table, file_name: str, *, with_records: bool = False
+    stream: BinaryIO,
+    table: Table,
+    file_name: str,
+    *,
+    with_records: bool = False,
+    of_lake: LakeFile | None = None,
 ) -> Iterator[ParsedRows]:
     """Reads a file's rows and bad rows, numbered from 1; a damaged file ends with a bad row.
 
@@ -60,6 +65,8 @@ def read_rows(
       table: declares the columns.
       file_name: the file's path from the first folder of a column on, and its name in errors.
       with_records: whether to read the columns too that are not declared.
+      of_lake: what the file is to a table of Delta Lake or Iceberg, which alone tells its rows
+        and columns.
 
     Raises:
       DatasetError: a declared column is absent, is there twice, or has another type.
@@ -67,11 +74,14 @@ def read_rows(
     kind = _NAMES[table.format]
     head = stream.read(_HEAD_BYTES)
     stream.seek(0)
-    in_path = given_columns(table, file_name)
+    in_path = given_columns(table, "" if of_lake is not None else file_name)
     keys = {column.name: column.keys for column in table.read_columns}
     number, share = 1, 0.0
-    read = _read_orc if table.format == "orc" else _read_parquet
-    batches = read(stream, table, in_path, with_records)
+    if of_lake is not None:
+        batches = _read_lake(of_lake, table, in_path, with_records)
+    else:
+        read = _read_orc if table.format == "orc" else _read_parquet
+        batches = read(stream, table, in_path, with_records)
     try:
         while True:
             try:
@@ -80,7 +90,7 @@ def read_rows(
                 return
             except UNREADABLE as error:
                 reason = f"the {kind} file is damaged here: {' '.join(str(error).split())}"
-                if head and not head.startswith(_MAGICS[table.format]):
+                if of_lake is None and head and not head.startswith(_MAGICS[table.format]):
                     reason = (
                         f"the file must be {kind}, but it is {kind_of(head)}: leave it out by a "
                         "pattern, or declare its format"
@@ -110,18 +120,18 @@ def _read_parquet(
     with pq.ParquetFile(stream, page_checksum_verification=True) as file:
         names = _names_to_read(table, file.schema_arrow, in_path, with_records)
         done = 0
-        for batch in file.iter_batches(_batch_rows(file, with_records), columns=names):
+        for batch in file.iter_batches(
+            batch_size.batch_rows(file.metadata, is_wide=with_records), columns=names
+        ):
             done += batch.num_rows
             yield batch, done / file.metadata.num_rows
 
 
-def _batch_rows(file: pq.ParquetFile, with_records: bool) -> int:
-    """Returns how many rows to read at once: fewer where a column that is not declared is large."""
-    if not with_records:
-        return _BATCH_ROWS
-    groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
-    row_bytes = max((g.total_byte_size / g.num_rows for g in groups if g.num_rows), default=0.0)
-    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, row_bytes))))
+def _read_lake(
+    file: LakeFile, table: Table, in_path: dict[str, str | None], with_records: bool
+) -> _Batches:
+    names = _names_to_read(table, file.schema, in_path, with_records)
+    yield from file.batches(names, is_wide=with_records)
 
 
 def _read_orc(
@@ -134,8 +144,8 @@ def _read_orc(
     done = 0
     for i in range(file.nstripes):
         stripe = file.read_stripe(i, columns=names)
-        for start in range(0, stripe.num_rows, _BATCH_ROWS):
-            batch = stripe.slice(start, _BATCH_ROWS)
+        for start in range(0, stripe.num_rows, batch_size.ROWS):
+            batch = stripe.slice(start, batch_size.ROWS)
             done += batch.num_rows
             yield batch, done / file.nrows
 

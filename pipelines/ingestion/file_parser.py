@@ -14,7 +14,7 @@ from .bad_lines import BadLine
 from .columnar_input import read_rows
 from .file_record import FileRecord
 from .ingest_job import IngestJob
-from .input_files import PACKINGS, InputTask, open_input
+from .input_files import PACKINGS, InputTask
 from .joined_rows import RowJoiner
 from .kept_texts import TextGatherer
 from .line_blocks import BLOCK_BYTES, ReadAhead
@@ -53,7 +53,7 @@ class FileParser:
           OSError: the file exists but cannot be read.
         """
         try:
-            stream = open_input(self._task.path)
+            stream = self._task.open()
         except Exception:
             # A listed file that is gone counts as damaged; one that cannot be read fails the job.
             if FileSystems.exists(self._task.path):
@@ -86,12 +86,18 @@ class FileParser:
 
     def _parse_columns(self, stream: BinaryIO) -> FileRecord:
         split = self._job.split
-        parts = read_rows(stream, self._in_file, self._task.name, with_records=split.needs_records)
+        parts = read_rows(
+            stream,
+            self._in_file,
+            self._task.name,
+            with_records=split.needs_records,
+            of_lake=self._task.of_lake,
+        )
         for rows, bad, share, found in parts:
             records = None if found is None else hash_records(found, split.seed)
             self._add(rows, bad, round(share * self._task.bytes), records)
         stream.close()
-        whole = open_input(self._task.path)
+        whole = self._task.open()
         checksum, num_bytes = checksum_of(whole), whole.tell()
         whole.close()
         return self._record(num_bytes, checksum, self._num_rows + self._bad.count)
@@ -109,7 +115,7 @@ class FileParser:
             if line.ends_file:
                 self._damage = line.reason
         if rows.num_rows:
-            check_path_columns(self._in_file, rows, self._task.name)
+            check_path_columns(self._in_file, rows, self._task.folders)
         rows = self._joiner.join(rows)
         self._texts.add(rows)
         if rows.num_rows:

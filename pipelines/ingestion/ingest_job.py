@@ -10,6 +10,7 @@ from embedps.data.dataset_metadata import SideTable
 from embedps.features.table_schema import Table
 from embedps.storage.id_texts import FOLDER_NAME, part_name
 
+from .lake_files import LakeTable
 from .negatives import NegativeRule
 from .shard_writer import ShardTask
 from .splits import SplitRule
@@ -41,6 +42,9 @@ class IngestJob:
     max_texts: int = 0
     sides: tuple[SideTable, ...] = ()
     """The side tables of the table's joins, once they are in the work directory."""
+
+    tables: tuple[LakeTable, ...] = ()
+    """The versions of tables of Delta Lake or Iceberg that are read."""
 
     @property
     def by(self) -> str:
@@ -80,4 +84,5 @@ class IngestJob:
                 if self.keep_texts
                 else {}
             ),
+            **({"tables": [each.to_json() for each in self.tables]} if self.tables else {}),
         }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
@@ -14,10 +14,13 @@ from apache_beam.io.filesystems import FileSystems
 from embedps.config_fields import check_text
 from embedps.errors import UsageError
 
+from .lake_files import LakeFile, LakeTable
+from .lake_marks import check_plain
+from .lake_tables import find_table
+
 _WILDCARDS = "*?["
 _HIDDEN = (".", "_")
 PACKINGS = (".gz", ".bz2", ".xz", ".zst")
-_DELTA_LOG = "_delta_log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,17 @@ class InputTask:
     bytes: int
     """The file's size when it was listed."""
     held_out: bool = False
+    of_lake: LakeFile | None = None
+    """What the file is to a table of Delta Lake or Iceberg."""
+
+    @property
+    def folders(self) -> str:
+        """The name, if its folders may have columns' values: a table's are only names."""
+        return self.name if self.of_lake is None else ""
+
+    def open(self) -> BinaryIO:
+        """Opens the file; its bytes are not decompressed."""
+        return open_input(self.path) if self.of_lake is None else self.of_lake.open()
 
 
 def find_inputs(patterns: Sequence[str], eval_patterns: Sequence[str] = ()) -> list[InputTask]:
@@ -42,7 +56,8 @@ def find_inputs(patterns: Sequence[str], eval_patterns: Sequence[str] = ()) -> l
     `_` are left out, unless a pattern names them.
 
     Args:
-      patterns: paths, folders or glob patterns on any file system that Beam knows.
+      patterns: paths, folders or glob patterns on any file system that Beam knows, and tables of
+        Delta Lake or Iceberg, as `lake_tables.find_table` takes them.
       eval_patterns: the same for the files whose rows are held out.
 
     Raises:
@@ -50,11 +65,16 @@ def find_inputs(patterns: Sequence[str], eval_patterns: Sequence[str] = ()) -> l
         the other patterns too, or a folder of files of several kinds.
     """
     held_out = _match("--eval-input", eval_patterns)
-    sizes = _match("--input", patterns)
-    both = sorted(set(sizes) & set(held_out))
+    found = _match("--input", patterns)
+    both = sorted(set(found) & set(held_out))
     if both:
         raise UsageError(f"--input and --eval-input must not both match {both[0]}")
-    return _tasks(sizes | held_out, set(held_out))
+    return _tasks(found | held_out, set(held_out))
+
+
+def tables_of(tasks: Iterable[InputTask]) -> list[LakeTable]:
+    """Lists the tables of Delta Lake or Iceberg that files are of."""
+    return [*dict.fromkeys(task.of_lake.table for task in tasks if task.of_lake is not None)]
 
 
 def find_side_files(what: str, patterns: Sequence[str]) -> list[InputTask]:
@@ -62,9 +82,12 @@ def find_side_files(what: str, patterns: Sequence[str]) -> list[InputTask]:
     return _tasks(_match(what, patterns), set())
 
 
-def _tasks(sizes: Mapping[str, int], held_out: Collection[str]) -> list[InputTask]:
-    paths = sorted(sizes)
-    folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+def _tasks(found: Mapping[str, _Found], held_out: Collection[str]) -> list[InputTask]:
+    paths = sorted(found)
+    folders = [os.path.dirname(path) for path in paths]
+    folder = ""
+    if len({path.partition("://")[0] if "://" in path else "" for path in paths}) == 1:
+        folder = os.path.commonpath(folders)
     parts = folder.split("/")
     kept = next((i for i, part in enumerate(parts) if "=" in part), len(parts))
     folder = "/".join(parts[:kept])
@@ -73,8 +96,9 @@ def _tasks(sizes: Mapping[str, int], held_out: Collection[str]) -> list[InputTas
             index=i,
             path=path,
             name=path[len(folder) :].lstrip("/"),
-            bytes=sizes[path],
+            bytes=found[path].bytes,
             held_out=path in held_out,
+            of_lake=found[path].of_lake,
         )
         for i, path in enumerate(paths)
     ]
@@ -86,19 +110,56 @@ def open_input(path: str) -> BinaryIO:
     return stream
 
 
-def _match(flag: str, patterns: Sequence[str]) -> dict[str, int]:
-    """Returns the size of each file that a flag's patterns match, by path."""
-    sizes: dict[str, int] = {}
+class _Found(NamedTuple):
+    bytes: int
+    of_lake: LakeFile | None = None
+
+
+def _match(flag: str, patterns: Sequence[str]) -> dict[str, _Found]:
+    """Finds the files that a flag's patterns match, by path."""
+    found: dict[str, _Found] = {}
     for pattern in patterns:
+        table = find_table(flag, pattern)
+        if table is not None:
+            mine = _files_of_table(flag, table)
+            if twice := [path for path in mine if found.get(path, mine[path]) != mine[path]]:
+                raise UsageError(f"{flag} must have each file once, {twice[0]} is in two versions")
+            found |= mine
+            continue
         if FileSystems.get_scheme(pattern) is None and os.path.isdir(pattern):
-            found = {path: os.path.getsize(path) for path in _files_below(flag, pattern)}
-            _check_one_kind(flag, pattern, list(found))
+            sizes = {path: os.path.getsize(path) for path in _files_below(flag, pattern)}
+            check_plain(flag, sizes)
+            _check_one_kind(flag, pattern, list(sizes))
         else:
-            found = _match_pattern(flag, pattern)
-        for path in found:
+            sizes = _match_pattern(flag, pattern)
+            check_plain(flag, sizes)
+        for path in sizes:
             _check_readable(flag, pattern, path)
-        sizes |= found
-    return sizes
+        found |= {path: _Found(size) for path, size in sizes.items()}
+    return found
+
+
+def _files_of_table(flag: str, table: LakeTable) -> dict[str, _Found]:
+    """Lists a table's files by their paths, as the others' are.
+
+    Raises:
+      UsageError: there is none, or one is gone.
+    """
+    found = {}
+    for path, size in table.files.files.items():
+        whole = path.removeprefix("file://")
+        if "://" not in whole and not whole.startswith("/"):
+            whole = f"{table.location.rstrip('/')}/{path}"
+        if "://" not in whole and not os.access(whole, os.R_OK):
+            raise UsageError(
+                f"{flag} {table.location}: the table's file {whole} must be there and readable, it "
+                "is not: give a version whose files were not removed, or the table where it was "
+                "written"
+            )
+        found[whole] = _Found(size, LakeFile(table=table, path=path))
+    if not found:
+        raise UsageError(f"{flag} {table.location}: the table must have rows, it has none")
+    return found
 
 
 def _match_pattern(flag: str, pattern: str) -> dict[str, int]:
@@ -139,16 +200,11 @@ def _files_below(flag: str, folder: str) -> Iterator[str]:
     """Yields the paths of a folder's files, those of its folders too.
 
     Raises:
-      UsageError: there is none, or the folder is a Delta table.
+      UsageError: there is none.
     """
     seen: set[str] = set()
     num_files = 0
     for parent, folders, files in os.walk(folder, followlinks=True):
-        if _DELTA_LOG in folders:
-            raise UsageError(
-                f"{flag} {folder}: {parent} is a Delta table, whose files have removed rows too: "
-                "write its rows to plain Parquet files, and give these"
-            )
         inner = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
         # A link may lead back to a folder above it.
         folders[:] = [

@@ -22,8 +22,9 @@ from embedps.storage.id_texts import FOLDER_NAME as TEXTS_FOLDER
 from .beam_runner import make_pipeline, run_pipeline, temporary_folder
 from .beam_stages import build
 from .ingest_job import BAD_LINES_NAME, IngestJob
-from .input_files import InputTask, find_inputs, find_side_files, open_input
+from .input_files import InputTask, find_inputs, find_side_files, tables_of
 from .job_progress import progress_shown
+from .lake_tables import check_format
 from .lock import locked
 from .options import Options
 from .side_tables import write_side_tables
@@ -49,8 +50,14 @@ def _make_or_keep(options: Options) -> tuple[Dataset, bool]:
     pipeline = make_pipeline(options.beam_flags, verbose=options.verbose)
     inputs = find_inputs(options.input, options.held_out.eval_input)
     sides = [find_side_files(join.where, join.patterns) for join in options.table.joins]
+    check_format("a schema", tables_of(inputs), options.table.format)
+    for join, side in zip(options.table.joins, sides, strict=True):
+        check_format(f"the {join.where}", tables_of(side), join.source.format)
     transforms = _given_transforms(options)
-    job = _job(options, inputs, transforms)
+    job = replace(
+        _job(options, inputs, transforms),
+        tables=tuple(tables_of(task for tasks in (inputs, *sides) for task in tasks)),
+    )
     options.output.mkdir(parents=True, exist_ok=True)
     with locked(options.output):
         if not options.force and _is_finished(options.output, job, inputs, sides):
@@ -158,7 +165,7 @@ def _is_finished(
             f"--output {output} holds a dataset of other input files or side tables: {hint}"
         )
     for task, file in zip(tasks, found, strict=True):
-        with contextlib.closing(open_input(task.path)) as stream:
+        with contextlib.closing(task.open()) as stream:
             same = checksum_of(stream) == file.xxh3_64
         if not same:
             raise UsageError(

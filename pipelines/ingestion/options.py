@@ -28,7 +28,8 @@ integers become log(1 + max(x, 0)) in float32 (missing: NaN), ids become int64 (
     "ingest": """\
 Reads tables of a declared schema and writes a dataset: CSV, TSV, JSON Lines or TFRecord of
 tf.Example or Avro, plain or packed by gzip, bzip2, xz or zstd; Parquet; ORC. A schema's [[join]]
-adds the columns of side tables, such as those of items, by their ids.
+adds the columns of side tables, such as those of items, by their ids. With `pip install
+'embedps[lake]'`, tables of Delta Lake and Iceberg are read too, without the rows deleted in them.
 """,
 }
 _HELP_OUTPUT = """
@@ -161,7 +162,11 @@ class Options:
     """
 
     input: tuple[str, ...] = option(
-        MISSING, "files, folders or quoted patterns", metavar="PATTERN", several=True
+        MISSING,
+        "files, folders or quoted patterns; or tables: a folder of Delta Lake or Iceberg, or "
+        "iceberg://CATALOG/NAMESPACE.TABLE, each also with @VERSION",
+        metavar="PATTERN",
+        several=True,
     )
     output: Path = option(MISSING, "the dataset's directory", metavar="DIR")
     schema: str | None = option(

@@ -19,6 +19,7 @@ from embedps.features.table_schema import TEXT_FORMATS, Table
 from embedps.features.transforms import Transforms, compute_feature
 
 from .json_lines import JsonLineParser
+from .lake_marks import check_plain
 from .line_parser import LineParser, drop_rows
 from .nested_columns import at_paths
 from .path_columns import path_columns, with_path_columns
@@ -92,6 +93,7 @@ class RawReader:
           UsageError: a column is absent, or the file is of another kind than the dataset's.
           DatasetError: the file is damaged, or a column has a type that the schema does not have.
         """
+        check_plain("--input", [str(path)], takes_tables=False)
         kind = file_format(path)
         if kind == "text" and self._table.format not in TEXT_FORMATS:
             raise UsageError(

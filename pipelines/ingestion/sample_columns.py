@@ -22,6 +22,7 @@ from embedps.features.arrow_kinds import is_list
 from .avro_blocks import MAGIC, AvroReader
 from .input_files import open_input
 from .json_lines import Makers, json_text
+from .lake_files import LakeFile
 from .line_blocks import LineBlockReader
 from .nested_columns import at_keys
 
@@ -50,6 +51,13 @@ class Sample:
     columns: Columns
     num_rows: int
     skipped: Sequence[str] = ()
+
+
+def read_table_sample(file: LakeFile, max_rows: int) -> Sample:
+    """Reads the first rows of a table of Delta Lake or Iceberg, of one of its files."""
+    parts = file.batches(file.schema.names, is_wide=True)
+    batch = next((batch for batch, _ in parts if batch.num_rows), None)
+    return _of_batch(batch, "parquet", max_rows)
 
 
 def read_sample(path: str, max_rows: int) -> Sample:
@@ -91,6 +99,10 @@ def _of_columns(stream: Any, kind: str, max_rows: int) -> Sample:
             batch = next(pq.ParquetFile(stream).iter_batches(max_rows), None)
     except UNREADABLE as error:
         raise DatasetError(f"the {kind} file is damaged: {' '.join(str(error).split())}") from None
+    return _of_batch(batch, kind, max_rows)
+
+
+def _of_batch(batch: pa.RecordBatch | None, kind: str, max_rows: int) -> Sample:
     if batch is None:
         raise DatasetError("the file must have rows to propose a schema of, it has none")
     batch = batch.slice(0, max_rows)

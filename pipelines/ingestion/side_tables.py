@@ -28,7 +28,7 @@ from embedps.features.table_schema import Join, Table
 from .bad_lines import BadLine
 from .columnar_input import read_rows
 from .ingest_job import IngestJob
-from .input_files import InputTask, open_input
+from .input_files import InputTask
 from .path_columns import check_path_columns
 from .record_input import COLUMNAR, open_records
 from .side_texts import SideTexts
@@ -120,19 +120,19 @@ def _key_name(table: Table, join: Join) -> str:
 
 
 def _checksum(task: InputTask) -> str:
-    with contextlib.closing(open_input(task.path)) as stream:
+    with contextlib.closing(task.open()) as stream:
         return checksum_of(stream)
 
 
 def _rows_of(task: InputTask, table: Table, join: Join) -> Iterator[pa.RecordBatch]:
     """Yields a file's rows; raises DatasetError at one that cannot be read."""
-    with contextlib.closing(open_input(task.path)) as stream:
+    with contextlib.closing(task.open()) as stream:
         for rows, bad in _parts_of(stream, task, table, join):
             if bad:
                 line = min(bad, key=lambda each: each.line)
                 raise DatasetError(f"{task.path}: line {line.line}: {line.reason}: {_HINT}")
             if rows.num_rows:
-                check_path_columns(table, rows, task.name)
+                check_path_columns(table, rows, task.folders)
                 yield rows
 
 
@@ -140,7 +140,7 @@ def _parts_of(
     stream: BinaryIO, task: InputTask, table: Table, join: Join
 ) -> Iterator[tuple[pa.RecordBatch, Sequence[BadLine]]]:
     if table.format in COLUMNAR:
-        for part in read_rows(stream, table, task.name):
+        for part in read_rows(stream, table, task.name, of_lake=task.of_lake):
             yield part.rows, part.bad
         return
     reader, parser = open_records(stream, table, task.name)

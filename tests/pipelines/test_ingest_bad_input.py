@@ -14,7 +14,7 @@ import pytest
 
 from embedps.errors import DatasetError, UsageError
 from embedps.features.table_schema import Table
-from embedps.pipelines.ingestion import file_parser, input_files
+from embedps.pipelines.ingestion import input_files
 from embedps.pipelines.ingestion.input_files import find_inputs
 from embedps.pipelines.ingestion.line_parser import LineParser
 from embedps.pipelines.ingestion.lock import locked
@@ -112,7 +112,7 @@ def vanish_once_listed(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         log.unlink(missing_ok=True)
         return opened(path)
 
-    monkeypatch.setattr(file_parser, "open_input", open_late)
+    monkeypatch.setattr(input_files, "open_input", open_late)
 
 
 def test_file_that_vanishes_and_empty_files_are_set_aside(

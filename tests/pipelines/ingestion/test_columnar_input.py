@@ -17,7 +17,7 @@ import pytest
 from embedps.errors import DatasetError
 from embedps.features.table_schema import Table
 from embedps.features.text_values import fingerprint
-from embedps.pipelines.ingestion import columnar_input
+from embedps.pipelines.ingestion import batch_size
 from embedps.pipelines.ingestion.bad_lines import BadLine
 from embedps.pipelines.ingestion.columnar_input import read_rows
 from embedps.pipelines.ingestion.job_progress import estimate_rows
@@ -70,7 +70,7 @@ def test_undeclared_columns_are_not_read(kind: str):
     data = pa.table({"y": [0, 1], "user": ["a", "b"], "m": maps, "s": structs})
     rows, bad, _ = read(kind, data, USER)
     assert ([row["user"] for row in rows], bad) == ([fingerprint("a"), fingerprint("b")], [])
-    with pytest.raises(DatasetError, match=r"^a: column 'm', .* it holds map.*: no declaration"):
+    with pytest.raises(DatasetError, match=r"^a: column 'm', .* it holds map.*: declare the path"):
         read(kind, data, USER | {"name": "m"})
 
 
@@ -84,7 +84,7 @@ def test_column_that_is_there_twice_matters_only_if_it_is_declared():
 
 @FORMATS
 def test_share_of_the_rows_read_grows_to_one(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(columnar_input, "_BATCH_ROWS", 4)
+    monkeypatch.setattr(batch_size, "ROWS", 4)
     data = pa.table({"y": [0.0, 1.0] * 5, "user": ["a"] * 10})
     _, _, shares = read(kind, data, USER)
     assert shares == [0.4, 0.8, 1.0]
@@ -120,7 +120,7 @@ def test_file_of_another_kind_is_told_by_its_kind(tmp_path: Path):
 
 
 def test_large_values_that_are_not_declared_are_read_few_at_a_time(monkeypatch):
-    monkeypatch.setattr(columnar_input, "_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(batch_size, "BYTES", 1 << 20)
     pages = np.random.default_rng(0).bytes(400 * 20_000)
     rows = {
         "y": [0, 1] * 200,

@@ -65,9 +65,13 @@ def test_folder_of_files_of_several_kinds_is_named(tmp_path: Path):
     assert len(find_inputs([str(plain)])) == 3
 
 
-def test_delta_table_is_refused(tmp_path: Path):
-    folder = write(tmp_path / "in", "part-0.parquet", "_delta_log/0.json")
-    with pytest.raises(UsageError, match="is a Delta table, whose files have removed rows too"):
+@pytest.mark.parametrize("mark", ["_delta_log/0.json", "metadata/v1.metadata.json"])
+def test_bare_files_of_a_table_are_refused_without_its_library(tmp_path: Path, mark: str):
+    folder = write(tmp_path / "in", "data/part-0.parquet", mark)
+    for given in ("data/part-0.parquet", "**.parquet", "data", "data/*"):
+        with pytest.raises(UsageError, match=f"{folder} is an? .* rows too that were deleted"):
+            find_inputs([f"{folder}/{given}"])
+    with pytest.raises(UsageError, match=r"table that cannot be read|pip install"):
         find_inputs([str(folder)])
 
 

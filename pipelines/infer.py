@@ -33,10 +33,17 @@ class InferConfig:
     )  # fmt: skip
     output: Path | None = option(None, "write the schema here instead of printing it")
     label: str | None = option(None, "the column to predict", metavar="COLUMN")
+    join_on: str | None = option(
+        None,
+        "propose a [[join]] of the file, by this column of the rows, instead of a schema",
+        metavar="COLUMN",
+    )
     rows: int = option(100_000, "rows to read, of the file's first 8 MiB if it is text", least=2)
 
     def __post_init__(self) -> None:
         check(self)
+        if self.join_on is not None and self.label is not None:
+            raise UsageError("give --label or --join-on: a side table needs no label")
 
 
 def infer(config: InferConfig) -> str:
@@ -61,10 +68,16 @@ def infer(config: InferConfig) -> str:
         sample = read_sample(first.path, config.rows)
     else:
         sample = read_table_sample(first.of_lake, config.rows)
-    text = propose(sample, config.label)
+    join = None if config.join_on is None else (config.input, config.join_on)
+    text = propose(sample, config.label, join=join)
     say(f"proposed from {first.path}", file=sys.stderr)
     try:
-        Table.parse({"name": "proposed"} | tomllib.loads(text))
+        node = tomllib.loads(text)
+        if config.join_on is not None:
+            (side,) = node["join"]
+            (key,) = (each for each in side["column"] if each["as"] == "key")
+            node["column"] = [{"name": config.join_on, "as": "key", "type": key["type"]}]
+        Table.parse({"name": "proposed"} | node)
     except UsageError as error:
         say(f"it is to be completed: {error}", file=sys.stderr)
     return text

@@ -48,26 +48,52 @@ class _Column:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def num_equal(self) -> int:
+        """How many values are there before."""
+        if pa.types.is_nested(self.values.type):
+            return len(self.values)
+        return int(len(self.values) - pc.count_distinct(self.values).as_py())
+
+    @property
     def words(self) -> set[str]:
         text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", ".".join(self.keys))
         return {*re.split(r"[^a-z0-9]+", text.lower())}
 
 
-def propose(sample: Sample, label: str | None = None) -> str:
+def propose(
+    sample: Sample, label: str | None = None, *, join: tuple[str, str] | None = None
+) -> str:
     """Writes a schema of a sample's columns; the comments say why, and what looks wrong.
 
     Args:
       sample: of the file.
       label: the column to declare as the label; None: the one that looks like it.
+      join: the file, and the column of the rows by which it is joined: a `[[join]]` is written
+        instead.
 
     Raises:
-      UsageError: there is no such column, or it has no numbers.
+      UsageError: there is no such column, or it has no numbers; or the file has no key.
     """
     texts = [a for a in sample.columns.values() if pa.types.is_string(a.type)]
     missing = [each for each in _MISSING[1:] if any(_has(array, each) for array in texts)]
     columns = _columns(sample, ("", *missing))
     for column in columns:
         _declare(column)
+    settings = [f"{key} = {_toml(value)}" for key, value in sample.settings.items()]
+    if missing:
+        settings.append(f"missing = {_toml(['', *missing])}")
+    skipped = [f"# {_line(text)}" for text in sample.skipped]
+    if join is not None:
+        file, on = join
+        own = {"file": file, "on": on, "key": _declare_key(columns, on)}
+        lines = [
+            f"# Proposed from {sample.num_rows:,} rows: check each column, then add to a schema.",
+            *skipped,
+            "[[join]]",
+            *(f"{name} = {_toml(value)}" for name, value in own.items()),
+            *settings,
+        ]
+        return _with_columns(lines, columns, "join.column")
     _choose_label(columns, label)
     _keep_one_time(columns)
     written = {column.settings["as"] for column in columns}
@@ -81,14 +107,43 @@ def propose(sample: Sample, label: str | None = None) -> str:
     users = [column.name for column in columns if column.words & {"user", "visitor", "cookie"}]
     if users:
         lines.append(f"# To hold out whole users, ingest with --split-key {users[0]}.")
-    lines += [f"# {_line(text)}" for text in sample.skipped]
-    lines += [f"{key} = {_toml(value)}" for key, value in sample.settings.items()]
-    if missing:
-        lines.append(f"missing = {_toml(['', *missing])}")
+    return _with_columns([*lines, *skipped, *settings], columns, "column")
+
+
+def _with_columns(lines: Sequence[str], columns: Sequence[_Column], what: str) -> str:
+    text = "\n".join(lines) + "\n"
     for column in columns:
-        lines += ["", *(f"# {_line(note)}" for note in column.notes), "[[column]]"]
-        lines += [f"{key} = {_toml(value)}" for key, value in column.settings.items()]
-    return "\n".join(lines) + "\n"
+        notes = (f"# {_line(note)}" for note in column.notes)
+        settings = (f"{key} = {_toml(value)}" for key, value in column.settings.items())
+        text += "\n".join(["", *notes, f"[[{what}]]", *settings]) + "\n"
+    return text
+
+
+def _declare_key(columns: Sequence[_Column], on: str) -> str:
+    """Declares the key of a side table, and nothing that one may not have; returns its name.
+
+    Raises:
+      UsageError: no column is named as that of the rows, and none has another value in each row.
+    """
+    differing = (c for c in columns if not c.num_equal and len(c.values) == c.num_rows)
+    named = (c for c in columns if on in (c.name, ".".join(c.keys)))
+    key = next(named, next(differing, None))
+    if key is None or pa.types.is_nested(key.values.type):
+        names = ", ".join(".".join(column.keys) for column in columns)
+        raise UsageError(
+            f"--join-on {on}: the file must have a column of this name, or one with another value "
+            f"in each row, it has {names}"
+        )
+    for column in columns:
+        if column.settings["as"] == "timestamp":
+            _ignore(column, "a side table has no times")
+    kept = {name: key.settings[name] for name in ("name", "path") if name in key.settings}
+    key.settings = kept | {"as": "key", "type": _id_type(key.values)}
+    key.notes = [note for note in key.notes if not note.startswith(_NOT_READ)]
+    key.notes.append("the key: its type must be that of the rows' column")
+    if key.num_equal:
+        key.notes.append(f"{key.num_equal:,} rows have the key of another: each must be there once")
+    return key.name
 
 
 def _columns(sample: Sample, missing: Sequence[str]) -> list[_Column]:

@@ -15,6 +15,7 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
+from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
 from embedps.features.table_schema import Table
 from embedps.pipelines.infer import InferConfig, infer, main
@@ -218,3 +219,33 @@ def test_the_given_column_is_the_label(tmp_path: Path):
         propose(sample, "text")
     with pytest.raises(UsageError, match="'no' must be one of the columns label, clicked, text"):
         propose(sample, "no")
+
+
+def test_a_side_table_is_proposed_as_a_join(tmp_path: Path, capsys: Any):
+    items = "id,title,year,genres,added\n" + "".join(
+        f"{i},t{i % 7},{1990 + i % 30},a|b{i % 3},2024-05-01\n" for i in range(60)
+    )
+    (tmp_path / "items.csv").write_text(items)
+    (tmp_path / "log.csv").write_text(
+        "clicked,item\n" + "".join(f"{i % 2},{i % 50}\n" for i in range(200))
+    )
+    given = str(tmp_path / "items.csv")
+    text = infer(InferConfig(input=given, join_on="item"))
+    (side,) = tomllib.loads(text)["join"]
+    assert (side["file"], side["on"], side["key"]) == (given, "item", "id")
+    columns = {each.pop("name"): each for each in side["column"]}
+    assert columns["id"] == {"as": "key", "type": "integer"}
+    assert columns["genres"] == {"as": "list", "type": "string", "separator": "|"}
+    assert columns["added"] == {"as": "ignore"}
+    rows = infer(InferConfig(input=str(tmp_path / "log.csv"), label="clicked"))
+    assert "it is to be completed" not in capsys.readouterr().err
+    assert ingested(tmp_path / "log.csv", f"{rows}\n{text}", tmp_path) == 200
+    (joined,) = Dataset.open(tmp_path / "set").input.joins
+    assert (joined.rows, joined.unmatched) == (60, 0)
+    twice = infer(InferConfig(input=given, join_on="title"))
+    assert "# 53 rows have the key of another: each must be there once" in twice
+    (tmp_path / "few.csv").write_text("a,b\n1,x\n1,x\n")
+    with pytest.raises(UsageError, match=r"^--join-on item: the file must have .* it has a, b$"):
+        infer(InferConfig(input=str(tmp_path / "few.csv"), join_on="item"))
+    with pytest.raises(UsageError, match="give --label or --join-on"):
+        InferConfig(input=given, join_on="item", label="y")

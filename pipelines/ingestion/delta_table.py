@@ -70,8 +70,12 @@ class DeltaFiles:
         """Yields a file's rows in order, a column that it lacks as nulls, and the share read."""
         given = self._folders[path]
         schema = pa.schema([self.schema.field(name) for name in names if name not in given])
-        checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        format_ = ds.ParquetFileFormat(default_fragment_scan_options=checked)
+        options = ds.ParquetFragmentScanOptions(
+            page_checksum_verification=True,
+            pre_buffer=False,  # of whole row groups, which are large
+            use_buffered_stream=True,
+        )
+        format_ = ds.ParquetFileFormat(default_fragment_scan_options=options)
         with pq.ParquetFile(self._storage.open_input_file(path)) as file:
             rows, most = file.metadata.num_rows, batch_rows(file.metadata, is_wide=is_wide)
         scanner = ds.Scanner.from_fragment(

@@ -27,6 +27,7 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
 from embedps.run.cluster_config import MAX_SHARDS
+from embedps.run.memory_options import MemoryOptions
 from embedps.run.monitoring_config import LogFormat, log_format_option
 from embedps.run.opened_run import OpenedRun, RunOptions, open_run, uncalibrated_option
 from embedps.run.run_config import RunConfig
@@ -47,7 +48,7 @@ _LOG_SECS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(SliceOptions, RunOptions):
+class EvaluateConfig(MemoryOptions, SliceOptions, RunOptions):
     """An evaluation: of which run, of which of its checkpoints, and how scores are divided.
 
     By default scores are divided as the run's config says.
@@ -86,6 +87,7 @@ class EvaluateConfig(SliceOptions, RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        SliceOptions.__post_init__(self)
         if self.once and self.number is not None:
             raise UsageError(
                 "--once scores the newest checkpoint, --number another: give one of them"
@@ -153,6 +155,7 @@ def evaluate(config: EvaluateConfig, *, is_sidecar: bool = False) -> None:
         num_shards=config.num_shards,
         seed=run.seed,
         is_shared=config.shared,
+        memory=config.memory(),
         on_progress=lambda *progress: display.show(evaluator, *progress),
     )
     try:

@@ -24,6 +24,7 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
 from embedps.run.calibration_file import to_json
+from embedps.run.memory_options import MemoryOptions
 from embedps.run.opened_run import RunOptions, uncalibrated_option
 from embedps.storage.file_io import open_file
 from embedps.storage.file_lock import FileLock
@@ -35,7 +36,7 @@ _LOCK_NAME = "_predict.lock"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictConfig(RunOptions):
+class PredictConfig(MemoryOptions, RunOptions):
     """A prediction: of which run, of which files, and where to."""
 
     input: tuple[str, ...] = option(
@@ -137,7 +138,7 @@ def predict(config: PredictConfig) -> None:
         f"scores {len(left)} of {len(paths)} files{rows} with checkpoint {chosen}"
         + ("" if newest is None or newest.number == chosen else f"; the newest is {newest.number}"),
     )
-    model = load_from(run, number=chosen, uncalibrated=config.uncalibrated)
+    model = load_from(run, number=chosen, uncalibrated=config.uncalibrated, memory=config.memory())
     try:
         reader = make_raw and make_raw(model.columns, plan.keep, config.batch_size)
         with ProgressLine("predict", total, unit="rows") as line:

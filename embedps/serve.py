@@ -154,7 +154,6 @@ def _add(api: ModelApi, name: str, run: OpenedRun, config: ServeConfig) -> None:
     from embedps.serving.server.live_model import LiveModel
     from embedps.serving.server.served_model import ServedModel
     from embedps.serving.server.shadow import Shadow
-    from embedps.tables.tier import Tiered
 
     first = run.manifest(_first_number(run, config))
     recommender = run.calibrated(first, uncalibrated=config.uncalibrated)
@@ -162,9 +161,7 @@ def _add(api: ModelApi, name: str, run: OpenedRun, config: ServeConfig) -> None:
     if layer is not None and layer.checkpoint is not None and config.follow:
         say(f"{name}: checkpoints after {first.number} are served with this calibration too")
     transforms = Transforms.of(run.dataset) if config.raw else None
-    memory = None
-    if config.max_memory_bytes and config.spill_dir:
-        memory = Tiered(max_memory_bytes=config.max_memory_bytes, directory=config.spill_dir)
+    memory = config.memory()
 
     def make(manifest: Manifest) -> LiveModel:
         return LiveModel(

@@ -32,6 +32,7 @@ from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.ledger import Ledger, Unit
 from embedps.score_names import scores_of
 from embedps.storage.object_store import local_dir
+from embedps.tables.tier import Tiered
 
 EVAL_BATCH_ROWS = 4096
 _POLL_SECS = 0.5
@@ -138,6 +139,7 @@ class Evaluator(RestoredModel):
         num_shards: int = 1,
         seed: int = 0,
         is_shared: bool = False,
+        memory: Tiered | None = None,
         slices: SliceOptions = SliceOptions(),  # noqa: B008  frozen
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -151,6 +153,7 @@ class Evaluator(RestoredModel):
           seed: the run's, for random values that the network draws when it is made and that
             checkpoints do not hold.
           is_shared: score the newest manifest together with other such evaluators.
+          memory: for the rows, if those used least go to disk.
           slices: how the scores are divided.
           on_progress: called after each unit that is scored for a manifest.
 
@@ -165,7 +168,9 @@ class Evaluator(RestoredModel):
             digest += hashlib.sha256(repr(slices.divided_by).encode()).hexdigest()[:8]
         self._shared = SharedScoring(directory.path, split=digest) if is_shared else None
         self._dataset, self._batch_rows = dataset, batch_rows
-        super().__init__(recommender, dataset, directory, num_shards=num_shards, seed=seed)
+        super().__init__(
+            recommender, dataset, directory, num_shards=num_shards, seed=seed, memory=memory
+        )
         self._sliced, kept = None, None
         unit_input = self._model.input(batch_rows=batch_rows, shuffle_rows=0)
         if slices.divides:

@@ -67,11 +67,14 @@ def load_from(
     number: int | str | None = None,
     uncalibrated: bool = False,
     tells: bool = True,
+    memory: Tiered | None = None,
 ) -> LoadedModel:
-    """Loads the model of a run that is open; see `load`."""
+    """Loads the model of a run that is open; see `load`, and `RestoredModel` of `memory`."""
     manifest = run.manifest(number)
     recommender = run.calibrated(manifest, uncalibrated=uncalibrated, tells=tells)
-    return LoadedModel(recommender, run.dataset, run.directory, manifest, seed=run.seed)
+    return LoadedModel(
+        recommender, run.dataset, run.directory, manifest, seed=run.seed, memory=memory
+    )
 
 
 class LoadedModel(RestoredModel):

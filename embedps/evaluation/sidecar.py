@@ -7,8 +7,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from typing import IO
+from collections.abc import Callable, Mapping
+from typing import IO, Any
 
 import cloudpickle
 
@@ -16,12 +16,12 @@ from embedps.console.child_process import ChildProcess, how_it_ended
 from embedps.engine.recommender import Recommender
 from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
-from embedps.run.slice_options import SliceOptions
 from embedps.storage.object_store import as_path, local_dir
 
 RECOMMENDER_VARIABLE = "EMBEDPS_RECOMMENDER"
 """Set by a trainer that sends its pickled model to the evaluator's standard input."""
 
+_MEMORY = ("max_memory_bytes", "spill_dir")
 _HEALTHY_SECS = 60.0  # a process that ran for this long did not fail at its start
 _MAX_FAILURES = 10  # in a row
 _MAX_PAUSE_SECS = 30.0
@@ -73,7 +73,8 @@ class Sidecar:
                 *("-m", "embedps.evaluate", "--model-dir", config.model_dir),
                 *(("--model", config.model) if config.model is not None else ()),
                 *("--data", config.data, "--resumed-after", str(resumed_after)),
-                *_slice_flags(config.evaluation),
+                *_flags(config.evaluation.divided_by),
+                *_flags({name: getattr(config.eviction, name) for name in _MEMORY}),
             ],
             log=self.log,
             environment=environment,
@@ -152,8 +153,8 @@ class Sidecar:
         return f"the evaluator ended {how_it_ended(code)}{said}"
 
 
-def _slice_flags(options: SliceOptions) -> list[str]:
-    values = {name: value for name, value in options.divided_by.items() if value}
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    values = {name: value for name, value in options.items() if value}
     flags = {"--" + name.replace("_", "-"): value for name, value in values.items()}
     return [
         str(each)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from embedps.config_fields import MAX_INT64, check, option
+from embedps.config_fields import MAX_INT64, option
+from embedps.errors import UsageError
+from embedps.run.memory_options import MemoryOptions
 from embedps.tables.eviction import Order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvictionConfig:
+class EvictionConfig(MemoryOptions):
     """The limit that all tables on a parameter server share, and what becomes of rows beyond it."""
 
     max_server_bytes: int = option(
@@ -32,16 +34,10 @@ class EvictionConfig:
         metavar="DIR",
     )
 
-    max_memory_bytes: int = option(
-        0,
-        "at this many bytes of tables on a parameter server, the rows used least go to --spill-dir "
-        "and come back when they are needed; 0: all rows are in memory",
-        least=0,
-        most=MAX_INT64,
-    )
-    spill_dir: str | None = option(
-        None, "a directory on a local disk of each parameter server", metavar="DIR"
-    )
-
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
+        if self.max_memory_bytes and self.max_server_bytes:
+            raise UsageError(
+                "max_memory_bytes must be given without max_server_bytes, which evicts rows at a "
+                f"limit, but got {self.max_memory_bytes} and {self.max_server_bytes}"
+            )

@@ -54,7 +54,6 @@ from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec, brings_schedule, event_secs_of
-from embedps.tables.tier import Tiered
 from embedps.training.asked_scores import check_scores
 from embedps.training.checkpoint_writer import CheckpointWriter
 from embedps.training.evicted_rows import EvictedRowsWriter
@@ -188,7 +187,7 @@ def set_up(
         unchanged=unchanged,
         learning_rate=None if model.has_row_schedule else asked.row_rate(tables),
         server_limit=server_limit(config.eviction),
-        memory=_memory(config.eviction),
+        memory=config.eviction.memory(),
         keeps_evicted=config.eviction.evicted_rows is not None,
     )
     evicted = _evicted_writer(config.eviction, directory, collection)
@@ -299,23 +298,6 @@ def server_limit(config: EvictionConfig) -> ServerLimit | None:
     if not config.max_server_bytes:
         return None
     return ServerLimit(max_bytes=config.max_server_bytes, order=config.server_eviction_order)
-
-
-def _memory(config: EvictionConfig) -> Tiered | None:
-    """Makes the memory of a server whose coldest rows go to disk, if the run has such."""
-    if bool(config.max_memory_bytes) != bool(config.spill_dir):
-        raise UsageError(
-            "max_memory_bytes and spill_dir must be given together but got "
-            f"{config.max_memory_bytes} and {config.spill_dir!r}"
-        )
-    if config.max_memory_bytes and config.max_server_bytes:
-        raise UsageError(
-            "max_memory_bytes must be given without max_server_bytes, which evicts rows at a "
-            f"limit, but got {config.max_memory_bytes} and {config.max_server_bytes}"
-        )
-    if not config.max_memory_bytes:
-        return None
-    return Tiered(max_memory_bytes=config.max_memory_bytes, directory=config.spill_dir or "")
 
 
 def _check_byte_limits(config: TrainConfig, tables: Sequence[TableSpec]) -> None:

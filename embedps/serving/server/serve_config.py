@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from embedps.checkpoint.refs import check_name
-from embedps.config_fields import MAX_COUNT, MAX_INT64, option, section
+from embedps.config_fields import MAX_COUNT, option, section
 from embedps.errors import UsageError
+from embedps.run.memory_options import MemoryOptions
 from embedps.run.monitoring_config import LogFormat, log_format_option
 from embedps.run.opened_run import ModelOptions, uncalibrated_option
 from embedps.serving.server.batching import Batching
@@ -19,7 +20,7 @@ _MAX_PORT = 65535
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeConfig(ModelOptions):
+class ServeConfig(MemoryOptions, ModelOptions):
     """The models of a server, its addresses, and the groups of its other options."""
 
     model_dir: tuple[str, ...] = option(
@@ -65,14 +66,6 @@ class ServeConfig(ModelOptions):
     shadow_log: Path | None = option(
         None, "a file that gets both predictions of each such request, a line of JSON each"
     )
-    max_memory_bytes: int = option(
-        0,
-        "at this many bytes of each model's tables, the rows used least go to --spill-dir and come "
-        "back when they are needed; 0: all rows are in memory",
-        least=0,
-        most=MAX_INT64,
-    )
-    spill_dir: str | None = option(None, "a directory on a local disk", metavar="DIR")
     raw: bool = option(False, "add the signature `raw`, which takes what the dataset was made of")
     uncalibrated: bool = uncalibrated_option()
     log_format: LogFormat = log_format_option()
@@ -120,8 +113,6 @@ class ServeConfig(ModelOptions):
             raise UsageError(
                 "--number must be of one model: serve others by processes of their own"
             )
-        if bool(self.max_memory_bytes) != bool(self.spill_dir):
-            raise UsageError("--max-memory-bytes and --spill-dir must be given together")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("--tls-cert and --tls-key must be given together")
 

@@ -82,7 +82,7 @@ def arrays(table: pa.Table) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("given", [{"max_memory_bytes": 1}, {"spill_dir": "/tmp"}])
 def test_memory_and_its_disk_must_be_given_together(given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="--max-memory-bytes and --spill-dir must be given"):
+    with pytest.raises(UsageError, match="max_memory_bytes and spill_dir must be given together"):
         ServeConfig(model_dir=("m",), name=("n",), **given)
 
 

@@ -26,6 +26,7 @@ from embedps.planning.speed import Machines, MeasuredStep
 from embedps.planning.step_traffic import ServerStep, place_variables, predict
 from embedps.planning.sync_modes import ModePlan, calls_of, plan_modes, speed_of
 from embedps.planning.tier_hits import TierPlan, plan_tier
+from embedps.planning.tier_speed import measure_miss
 from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
 from embedps.tables.byte_limits import ServerLimit, evicted_bytes
@@ -114,11 +115,13 @@ class Plan:
       max_server_bytes: the limit that all tables of a server share; 0 is no limit.
       max_memory_bytes: the memory that they share, if other rows are on disk; 0 is all.
       tiers: with that memory, for several numbers of servers.
+      miss_secs: of a row on disk, measured in spill_dir; 0 if it was not.
       tables: of the model.
       servers: for several numbers of servers.
       needed_ps: the fewest servers whose memory holds the tables.
       workers: on machines of their own: all predictions.
-      local: examples per second on this machine, as they were measured.
+      local: examples per second on this machine, as they were measured, with all rows in memory.
+      local_with_disk: the same with `max_memory_bytes`, predicted for epochs after the first.
       measured: the steps that were measured.
       modes: what each mode costs on the run's own cluster; empty if the run has no servers.
     """
@@ -130,11 +133,13 @@ class Plan:
     max_server_bytes: int
     max_memory_bytes: int
     tiers: list[TierPlan]
+    miss_secs: float
     tables: list[TablePlan]
     servers: list[ServersPlan]
     needed_ps: int | None
     workers: list[WorkersPlan]
     local: dict[str, float]
+    local_with_disk: dict[str, float]
     measured: list[MeasuredStep]
     modes: list[ModePlan]
 
@@ -186,8 +191,31 @@ def make_plan(
     examples = dataset.split("train").rows
     per_step = steps.num_rows / max(steps.num_steps, 1)
     cluster = config.cluster
+    spilled = [group for group in groups if not group.in_memory]
+    tiers = [
+        plan_tier(
+            spilled,
+            rows,
+            steps,
+            num_ps=of.num_ps,
+            max_memory_bytes=memory_bytes,
+            examples=examples,
+        )
+        for of in servers
+        if memory_bytes and spilled
+    ]
+    miss_secs = 0.0
+    if measured and tiers and tiers[0].misses:
+        say("measuring the disk: 2 s")
+        miss_secs = measure_miss(
+            spilled,
+            config.eviction.spill_dir or "",
+            rows_on_disk=sum(rows[t.name].rows for g in spilled for t in g.tables) - tiers[0].rows,
+            misses=tiers[0].misses,
+        )
+    disk_secs = {each.num_ps: each.misses * miss_secs for each in tiers}
     workers, local = _plan_workers(
-        servers, fits, measured, asked, examples, per_step, cluster=cluster
+        servers, fits, measured, asked, examples, per_step, disk_secs, cluster=cluster
     )
     return Plan(
         examples=examples,
@@ -196,23 +224,19 @@ def make_plan(
         calls=calls_of(cluster.sync, cluster.group_size(cluster.num_workers), steps.unit_steps),
         max_server_bytes=limit_bytes,
         max_memory_bytes=memory_bytes,
-        tiers=[
-            plan_tier(
-                groups,
-                rows,
-                steps,
-                num_ps=of.num_ps,
-                max_memory_bytes=memory_bytes,
-                examples=examples,
-            )
-            for of in servers
-            if memory_bytes
-        ],
+        tiers=tiers,
+        miss_secs=miss_secs,
         tables=tables,
         servers=servers,
         needed_ps=fits[0] if fits else None,
         workers=workers,
         local=local,
+        local_with_disk={
+            speed.name_of(each.num_ps, each.num_workers): per_step
+            / (1 / each.steps_per_sec + disk_secs[max(each.num_ps, 1)])
+            for each in measured
+            if miss_secs
+        },
         measured=measured,
         modes=[
             mode
@@ -287,6 +311,9 @@ def _measure(
 ) -> list[MeasuredStep]:
     if not asked.measure:
         return []
+    # Its rows are few: the time of those on disk is added.
+    eviction = dataclasses.replace(config.eviction, max_memory_bytes=0, spill_dir=None)
+    config = dataclasses.replace(config, eviction=eviction)
     of_run = (config.cluster.num_ps, config.cluster.num_workers)
     clusters = [(0, 1), of_run] if of_run[0] else [(0, of_run[1]), (1, 1)]
     return [
@@ -374,17 +401,20 @@ def _plan_servers(
 ) -> ServersPlan:
     held = _hold_rows(num_ps, groups, rows, limits)
     table_bytes: NDArray[np.float64] = np.zeros(num_ps)
+    in_memory: NDArray[np.float64] = np.zeros(num_ps)  # of tables that the disk's limit omits
     ids: NDArray[np.float64] = np.zeros(num_ps)
     floats: NDArray[np.float64] = np.zeros(num_ps)
     for g, (group, curve) in enumerate(zip(groups, curves, strict=True)):
         used = sum((curve.bytes_of(held[t.name].sized) for t in group.tables), np.zeros(num_ps))
-        table_bytes += used + np.array([spare_bytes(each) for each in used])
+        used += np.array([spare_bytes(each) for each in used])
+        table_bytes += used
+        in_memory += used if group.in_memory and limits.memory_bytes else 0
         ids += steps.by_shard(g, num_ps)
         floats += steps.by_shard(g, num_ps) * group.dim * network.wire_share
     table_bytes += sum(limits.evicted_bytes.values())
     # The stores of a server share what they have ready, and it counts.
     for most in (limits.server_bytes, limits.memory_bytes):
-        table_bytes = np.minimum(table_bytes, most or np.inf)
+        table_bytes = np.minimum(table_bytes, most + in_memory if most else np.inf)
     exchanged = [
         ServerStep(
             ids=ids[i], row_floats=floats[i], network_floats=held, unit_steps=steps.unit_steps
@@ -411,6 +441,7 @@ def _plan_workers(
     asked: PlanConfig,
     examples: int,
     per_step: float,
+    disk_secs: Mapping[int, float],
     *,
     cluster: ClusterConfig,
 ) -> tuple[list[WorkersPlan], dict[str, float]]:
@@ -435,6 +466,7 @@ def _plan_workers(
                 worker_bytes=max(sum(of.bytes_in), sum(of.bytes_out)),
                 server_bytes=max(*of.bytes_in, *of.bytes_out),
                 staleness_bound=cluster.staleness_bound(num_workers),
+                disk_secs=disk_secs.get(of.num_ps, 0.0) / of.num_ps,
             )
             rate = found.steps_per_sec * per_step * speed_of(cluster.sync, num_workers)
             if best is None or rate > best.examples_per_sec * 1.001:

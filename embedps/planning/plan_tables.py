@@ -94,8 +94,11 @@ def _tier(plan: Plan) -> str:
     text += f"{first.num_ps} server has {first.rows:,} rows in memory, {first.hits:.0%} of a step's"
     for each in plan.tiers[1:]:
         if each.hits == 1:
-            return f"{text}; {each.num_ps} have all"
+            text += f"; {each.num_ps} have all"
+            break
         text += f"; {each.num_ps} have {each.hits:.0%}"
+    if plan.miss_secs:
+        text += f"; a row on disk takes {1e6 * plan.miss_secs:.1f} us"
     return text
 
 
@@ -140,6 +143,9 @@ def _local(plan: Plan) -> Table:
     )
     for name, rate in plan.local.items():
         table.add_row(name, f"{rate:,.0f}", epoch_text(plan.examples / rate))
+    for name, rate in plan.local_with_disk.items():
+        predicted = f"{rate:,.0f} predicted"
+        table.add_row(f"{name}, rows on disk", predicted, epoch_text(plan.examples / rate))
     return table
 
 

@@ -75,7 +75,7 @@ class Speed:
 
     Attributes:
       steps_per_sec: of all workers.
-      limit: "workers", "servers" (their cores) or "links".
+      limit: "workers", "staleness", "servers" (their cores), "links" or "disks".
     """
 
     steps_per_sec: float
@@ -91,11 +91,13 @@ def predict_speed(
     worker_bytes: float,
     server_bytes: float,
     staleness_bound: int | None = None,
+    disk_secs: float = 0.0,
 ) -> Speed:
     """Predicts the speed of a cluster of which each task has a machine of its own.
 
-    A worker alone is as fast as it was here, plus the time that its bytes take on a link. The
-    servers' cores and the fullest server's link are limits for all workers together.
+    A worker alone is as fast as it was here, plus the time that its bytes take on a link and its
+    rows on disks. The servers' cores, the fullest server's link and the disks are limits for all
+    workers together.
 
     Args:
       step: measured on a cluster.
@@ -103,13 +105,15 @@ def predict_speed(
       server_bytes: per step of one worker, the larger of the fullest server's bytes in and out.
       staleness_bound: the most updates of others that a step may meet: one more worker than that
         may be in a step at a time.
+      disk_secs: that a server takes to read a step's part of the rows that it has on disk.
     """
-    alone = step.secs + worker_bytes / machines.link_bytes_per_sec
+    alone = step.secs + worker_bytes / machines.link_bytes_per_sec + disk_secs
     limits = {
         "workers": num_workers / alone,
         "staleness": math.inf if staleness_bound is None else (staleness_bound + 1) / alone,
         "servers": num_ps * machines.cores / max(step.server_cpu_secs, 1e-9),
         "links": machines.link_bytes_per_sec / server_bytes,
+        "disks": 1 / disk_secs if disk_secs else math.inf,
     }
     limit = min(limits, key=limits.__getitem__)
     return Speed(steps_per_sec=limits[limit], limit=limit)

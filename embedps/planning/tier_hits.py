@@ -16,6 +16,7 @@ from embedps.tables.specs import TableSpec
 # As kernels/store has them.
 _HEADER_BYTES = 16  # of a row, in row_bytes
 _SLOT_BYTES = 16  # of a row in memory, besides its floats
+_RECORD_BYTES = 24  # of a row on disk, besides its floats
 _HEAD_BYTES = 26  # of every row, with its index entry
 _TABLE_BYTES = STRIPES * 3072
 _GROUP_BYTES = 1 << 20  # of buffers
@@ -31,11 +32,13 @@ class TierPlan:
       num_ps: how many.
       rows: in memory at the end of an epoch, on all of them.
       hits: the share of a step's rows that are in memory, in epochs after the first.
+      misses: the other rows of a step, on all servers.
     """
 
     num_ps: int
     rows: int
     hits: float
+    misses: float
 
 
 def plan_tier(
@@ -63,29 +66,49 @@ def plan_tier(
     tables = [table for group in groups for table in group.tables]
     heads = sum(places(table, -(-rows[table.name].rows // num_ps)) for table in tables)
     others = _GROUP_BYTES * len(groups) + _TABLE_BYTES * len(tables) + _HEAD_BYTES * heads
+    asked = sum(steps.by_table[table.name] for table in tables)
+
+    def plan(in_memory: float, hits: float) -> TierPlan:
+        hits = float(np.clip(hits, 0, 1))
+        return TierPlan(num_ps=num_ps, rows=round(in_memory), hits=hits, misses=(1 - hits) * asked)
+
     # A stripe has a chunk, whatever the limit is.
-    room = num_ps * max(max_memory_bytes - others, sum(map(_least_bytes, tables)))
+    least = num_ps * np.array([_least_bytes(table) for table in tables])
+    room = max(num_ps * (max_memory_bytes - others), least.sum())
     step_share = steps.num_rows / max(steps.num_steps, 1) / max(examples, 1)
     shares = np.geomspace(min(step_share, 1.0), 1.0, _POINTS)
     grown = np.array(
         [_grown(rows[t.name], steps.by_table[t.name], step_share, shares) for t in tables]
     )
-    sizes = np.array([row_bytes(table) - _HEADER_BYTES + _SLOT_BYTES for table in tables])
-    taken = sizes @ grown
+    sizes = np.array([_slot_bytes(table) for table in tables])
+    taken = np.maximum(sizes[:, None] * grown, least[:, None]).sum(axis=0)
     if taken[0] > room:  # not even the rows of a step are there
-        return TierPlan(num_ps=num_ps, rows=round(room / taken[0] * grown[:, 0].sum()), hits=0.0)
+        return plan(room / taken[0] * grown[:, 0].sum(), 0.0)
     at = int(np.flatnonzero(taken <= room)[-1])
-    in_memory = round(float(grown[:, at].sum()))
-    asked = sum(steps.by_table[table.name] for table in tables)
+    in_memory = float(grown[:, at].sum())
     if at == len(shares) - 1 or not asked:
-        return TierPlan(num_ps=num_ps, rows=in_memory, hits=1.0)
+        return plan(in_memory, 1.0)
     missed = float(np.gradient(grown.sum(axis=0), shares)[at]) * step_share
-    return TierPlan(num_ps=num_ps, rows=in_memory, hits=float(np.clip(1 - missed / asked, 0, 1)))
+    return plan(in_memory, 1 - missed / asked)
+
+
+def record_bytes(table: TableSpec) -> int:
+    """Gives the bytes of a row on disk, about."""
+    return row_bytes(table) - _HEADER_BYTES + _RECORD_BYTES
+
+
+def least_memory(table: TableSpec, rows: int) -> int:
+    """Gives a limit with which about a tenth of a lone table's rows are in memory."""
+    heads = _GROUP_BYTES + _TABLE_BYTES + _HEAD_BYTES * places(table, rows)
+    return heads + 2 * _least_bytes(table) + rows // 10 * _slot_bytes(table)
 
 
 def _least_bytes(table: TableSpec) -> int:
-    slot = row_bytes(table) - _HEADER_BYTES + _SLOT_BYTES
-    return STRIPES * max(_CHUNK_BYTES, _LEAST_SLOTS * slot)
+    return STRIPES * max(_CHUNK_BYTES, _LEAST_SLOTS * _slot_bytes(table))
+
+
+def _slot_bytes(table: TableSpec) -> int:
+    return row_bytes(table) - _HEADER_BYTES + _SLOT_BYTES
 
 
 def _grown(

@@ -11,7 +11,7 @@ from embedps.tables.optimizers import Optimizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableGroup:
-    """Tables of equal dim, optimizer, dtypes and freeze, stacked in one store on each shard.
+    """Tables of equal dim, optimizer, dtypes, freeze and memory: one store on each shard.
 
     Attributes:
       name: the name of its folder in checkpoints, such as "dim16-rowwise_adagrad".
@@ -21,6 +21,7 @@ class TableGroup:
       slot_dtype: of optimizer slots in memory.
       trainable: whether its rows ever change.
       frozen_steps: its rows do not change in the steps before this one.
+      in_memory: whether none of its rows goes to disk.
       tables: in declared order. A feature's table is an index into them.
       features: those that look up one of the tables, in declared order.
     """
@@ -32,6 +33,7 @@ class TableGroup:
     slot_dtype: specs.SlotDtype
     trainable: bool = True
     frozen_steps: int = 0
+    in_memory: bool = False
     tables: tuple[specs.TableSpec, ...]
     features: tuple[specs.FeatureSpec, ...]
 
@@ -74,7 +76,7 @@ def stem_of(group_name: str) -> str:
 def group_tables(
     tables: Sequence[specs.TableSpec], features: Sequence[specs.FeatureSpec]
 ) -> tuple[TableGroup, ...]:
-    """Stacks tables of equal dim, optimizer, dtypes and freeze; omits those no feature uses.
+    """Stacks tables of equal dim, optimizer, dtypes, freeze and memory; omits unused ones.
 
     Returns:
       The groups, in the order of their first tables.
@@ -89,7 +91,7 @@ def group_tables(
         if table.name in used:
             dtypes = (table.row_dtype, table.slot_dtype)
             frozen = (table.trainable, table.frozen_steps)
-            key = (table.embedding_dim, table.optimizer, *dtypes, *frozen)
+            key = (table.embedding_dim, table.optimizer, *dtypes, *frozen, table.in_memory)
             stacks.setdefault(key, []).append(table)
     groups: list[TableGroup] = []
     for stacked in stacks.values():
@@ -106,6 +108,7 @@ def group_tables(
                 slot_dtype=first.slot_dtype,
                 trainable=first.trainable,
                 frozen_steps=first.frozen_steps,
+                in_memory=first.in_memory,
                 tables=tuple(stacked),
                 features=tuple(f for f in features if f.table_name in names),
             )

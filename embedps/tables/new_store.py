@@ -59,6 +59,8 @@ def make_store(
         if table.initializer is not None and table.initializer.function:
             find_function(table.initializer.function)  # rather than in the first step
     limit = server_limit if trainable else None
+    if group.in_memory:
+        memory = None
     with tf.device(device), _declaration_errors():
         return ops.row_store(
             container=container,

@@ -105,6 +105,8 @@ class TableSpec:
       slot_dtype: of optimizer slots in memory; they round in the same way.
       trainable: False leaves the rows as they are: training makes, updates, counts and evicts none.
       frozen_steps: the same in the steps before this one.
+      in_memory: True keeps the rows in memory where the coldest of others go to disk (`Tiered`,
+        `--max-memory-bytes`), whose limit does not count them.
     """
 
     name: str
@@ -120,6 +122,7 @@ class TableSpec:
     slot_dtype: SlotDtype = "float32"
     trainable: bool = True
     frozen_steps: int = 0
+    in_memory: bool = False
 
     def __post_init__(self) -> None:
         check_text("a table's name", self.name)

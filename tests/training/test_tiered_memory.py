@@ -1,17 +1,22 @@
 """Runs whose coldest rows are on disk."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
 from embedps.errors import ServerLostError, UsageError
-from tests.builders import make_trainer, write_dataset
+from embedps.run.summary import read_evaluations
+from embedps.tables import FeatureSpec, TableSpec
+from tests.builders import SumModel, make_trainer, read_split, write_dataset
 from tests.training.same_bits import FIELDS, assert_same_checkpoint
-from tests.training.tiered_model import BODY_BYTES, ROWS, WIDE, tiered
+from tests.training.tiered_model import BODY_BYTES, DIM, ROWS, WIDE, tiered
 
 
 def fit(dataset: Any, model_dir: Path, epochs: int, **fields: Any) -> Any:
@@ -44,6 +49,44 @@ def test_a_run_with_a_disk_has_the_bits_of_one_without_and_resumes(tmp_path):
     shown = json.loads((with_disk / "statistics.json").read_text())
     assert shown["tier"]["rows_on_disk"]["row"] == stats.rows_on_disk["row"]
     assert list(spill.iterdir()) == []  # the files have no names: no crash leaves one
+
+
+def both(in_memory: str) -> Recommender:
+    """A model of two tables, of which one may stay in memory."""
+    names = ("row", "C3")
+    tables = [TableSpec(name=n, embedding_dim=DIM, in_memory=n == in_memory) for n in names]
+    features = [FeatureSpec(name=name, table=name) for name in names]
+    return Recommender(build=functools.partial(SumModel, features=features, tables=tables))
+
+
+def test_a_table_that_stays_in_memory_has_no_row_on_disk_and_the_same_bits(tmp_path):
+    dataset = write_dataset(tmp_path / "data", train=(ROWS,), whole=True)
+    found, scores = [], []
+    for name, kept, options in (
+        ("plain", ("", ""), {}),
+        ("on-disk", ("", "row"), tiered(tmp_path / "spill")),  # its group changes at the restore
+    ):
+        for epochs, in_memory in zip((1, 2), kept, strict=True):
+            trainer = make_trainer(
+                dataset,
+                tmp_path / name,
+                recommender=both(in_memory),
+                **FIELDS | options | {"epochs": epochs},
+            )
+            trainer.fit()
+            on_disk = trainer.collection.tier_stats().rows_on_disk
+            assert (on_disk["row"] > ROWS / 4) == bool(options and not in_memory)
+        assert on_disk["row"] == 0
+        table = read_split(dataset, "train")
+        ids = {each: tf.constant(table[each].to_numpy()) for each in ("row", "C3")}
+        rows = trainer.collection.combine(trainer.collection.lookup(ids, insert=False))
+        found.append({each: np.asarray(rows[each]) for each in ids})
+        scores.append([e["logloss"] for e in read_evaluations(tmp_path / name)])
+    for each in ids:
+        np.testing.assert_array_equal(found[0][each], found[1][each])
+        assert np.count_nonzero(found[0][each])
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == 2
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ it begins with the rows that it wants. The bound is the lower of the speed in me
 disk's reads per second by the reads per example: one read brings several rows that lie together.
 Lookups are timed one by one, after training, on examples that are new.
 
-Not here: TorchRec's SSD tables and HugeCTR's need a GPU. RocksDB needs the package rocksdict, which
-is no dependency of ours.
+Not here: TorchRec's SSD tables and HugeCTR's need a GPU. benchmarks.tier_peers has RocksDB and a
+mapped file.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def plan_tier(
         hits = float(np.clip(hits, 0, 1))
         return TierPlan(num_ps=num_ps, rows=round(in_memory), hits=hits, misses=(1 - hits) * asked)
 
-    # A stripe has a chunk, whatever the limit is.
+    # A stripe with rows has a chunk, whatever the limit is.
     least = num_ps * np.array([_least_bytes(table) for table in tables])
     room = max(num_ps * (max_memory_bytes - others), least.sum())
     step_share = steps.num_rows / max(steps.num_steps, 1) / max(examples, 1)
@@ -81,7 +81,8 @@ def plan_tier(
         [_grown(rows[t.name], steps.by_table[t.name], step_share, shares) for t in tables]
     )
     sizes = np.array([_slot_bytes(table) for table in tables])
-    taken = np.maximum(sizes[:, None] * grown, least[:, None]).sum(axis=0)
+    in_stripe = -np.expm1(grown / num_ps * np.log1p(-1 / STRIPES))  # chance of any row
+    taken = np.maximum(sizes[:, None] * grown, least[:, None] * in_stripe).sum(axis=0)
     if taken[0] > room:  # not even the rows of a step are there
         return plan(room / taken[0] * grown[:, 0].sum(), 0.0)
     at = int(np.flatnonzero(taken <= room)[-1])

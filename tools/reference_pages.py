@@ -95,7 +95,7 @@ def flags_page() -> str:
             of_it = {line for _, each in _sections(parser_of(module, inner)) for line in each}
             lines += _table(f"{command.split()[-1]} {inner}", sorted(of_it))
         if not _inner(parser):
-            known: set[str] = set() if module == "embedps.train" else shown
+            known = shown if module == "embedps.plan" else set[str]()
             for title, found in _sections(parser):
                 lines += _table(title, [line for line in found if line not in known])
         if module == "embedps.train":

@@ -80,6 +80,8 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
         "on_lost_worker": ["--sync=full"],
         "backup_workers": ["--sync=full", "--on-lost-worker=continue"],
         "from_map": ["--from=model"],
+        "max_memory_bytes": ["--spill-dir=spill"],
+        "spill_dir": ["--max-memory-bytes=1"],
         "min_delta": ["--stop-patience=1"],
         "tolerance": ["--stop-patience=1"],
     }

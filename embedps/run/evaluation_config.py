@@ -40,6 +40,13 @@ class EvaluationConfig(SliceOptions):
         least=0,
         most=MAX_COUNT,
     )
+    every_epochs: int = option(
+        1,
+        "with --eval inline: score at the end of every this many epochs only, and of the run",
+        flag="eval_epochs",
+        least=1,
+        most=MAX_COUNT,
+    )
     metric: str = option(
         "auc",
         "the score that --keep-best, --stop-patience, --reduce-patience and --end-with go by: auc, "
@@ -125,6 +132,8 @@ class EvaluationConfig(SliceOptions):
             raise UsageError(
                 "eval_units needs --eval inline: a sidecar scores every checkpoint instead"
             )
+        if self.every_epochs > 1 and not self.is_inline:
+            raise UsageError("eval_epochs above 1 needs --eval inline or --inner-share")
         asks = self.stop_patience or self.reduce_patience or self.end_with == "best"
         if self.mode == "none" and not self.inner_share and asks:
             raise UsageError(

@@ -81,7 +81,12 @@ class RunScoring:
 
     def _pause_after(self, inline: InlineEvaluation, ledger: Ledger, done: int) -> int:
         first, units = ledger.epoch_at(done)
-        return first + inline.next_pause(done - first, units)
+        pause = first + inline.next_pause(done - first, units)
+        every = self._run.config.evaluation.every_epochs
+        while first + units == pause < ledger.num_units and (first // units + 1) % every:
+            first, units = ledger.epoch_at(pause)
+            pause = first + inline.next_pause(0, units)
+        return pause
 
     def score_at_pause(
         self,

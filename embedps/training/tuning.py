@@ -32,6 +32,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from embedps.config_fields import MAX_COUNT
 from embedps.console.lines import say
 from embedps.data.dataset import Dataset
 from embedps.engine.unit_functions import explain
@@ -61,6 +62,8 @@ _AS_GOOD = 0.01
 """Share of its best score by which a run's end may be worse, and still all its epochs suit it."""
 _DEATHS = 2
 _WATCH = {name: PRESETS["small"][name] for name in ("stop_patience", "tolerance")}
+_AT_END = {"eval_epochs": MAX_COUNT}
+"""Scores and checkpoints of each epoch would take half the time of a run of few rows."""
 _NOT_SHOWN = ("data", "model_dir", "log_secs")
 
 
@@ -378,7 +381,7 @@ class Search:
         directory = settings.model_dir / _RUN_DIR
         shutil.rmtree(directory, ignore_errors=True)
         share = {"inner_share": settings.share, "inner_fold": fold}
-        watch = {} if is_settled else {**_WATCH, "metric": settings.metric}
+        watch = _AT_END if is_settled else {**_WATCH, "metric": settings.metric}
         base = {**settings.base, **share, **watch, "eval": "none", "model_dir": str(directory)}
         run = candidate.run(base)
         try:

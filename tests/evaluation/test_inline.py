@@ -96,8 +96,17 @@ def points_of(folder: Path) -> dict[str, dict[int, Any]]:
     return found
 
 
-def test_scoring_is_due_at_the_end_of_each_epoch_and_every_so_many_units(tmp_path, dataset):
-    trainer = make_trainer(dataset, tmp_path, epochs=2, eval="inline", eval_units=4)
+@pytest.mark.parametrize(
+    ("fields", "due"),
+    [
+        ({"epochs": 2, "eval_units": 4}, [4, 6, 10, 12]),
+        ({"epochs": 5, "eval_epochs": 2}, [12, 24, 30]),
+        ({"epochs": 3, "eval_epochs": 9}, [18]),
+        ({"epochs": 2, "eval_epochs": 2, "eval_units": 4}, [4, 10, 12]),
+    ],
+)
+def test_scoring_is_due_at_ends_of_epochs_and_every_so_many_units(tmp_path, dataset, fields, due):
+    trainer = make_trainer(dataset, tmp_path, eval="inline", **fields)
     pauses: list[int] = []
     count = trainer._loop.scoring.inline.count  # type: ignore[union-attr]
 
@@ -108,7 +117,7 @@ def test_scoring_is_due_at_the_end_of_each_epoch_and_every_so_many_units(tmp_pat
     trainer._loop.scoring.inline.count = counted  # type: ignore[union-attr, method-assign]
     trainer.fit()
     assert trainer.ledger.units_per_epoch == 6
-    assert pauses == [4, 6, 10, 12]
+    assert pauses == due
     steps = [e["step"] for e in read_evaluations(tmp_path)]
     assert steps == sorted(set(steps))
     assert len(steps) == len(pauses)
@@ -150,6 +159,8 @@ def test_scoring_that_is_stopped_leaves_no_line(tmp_path, dataset):
 def test_options_of_evaluation_must_fit_together(tmp_path, dataset):
     with pytest.raises(UsageError, match="eval_units needs --eval inline"):
         make_config(dataset, tmp_path, eval="sidecar", eval_units=2)
+    with pytest.raises(UsageError, match="eval_epochs above 1 needs --eval inline"):
+        make_config(dataset, tmp_path, eval="sidecar", eval_epochs=2)
     with pytest.raises(UsageError, match="need --eval sidecar or inline"):
         make_config(dataset, tmp_path, eval="none", stop_patience=2)
 

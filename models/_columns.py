@@ -19,6 +19,8 @@ from embedps.tables import FeatureSpec, Initializer
 from embedps.tables.table_options import PolicyOptions, TableOptions
 
 if TYPE_CHECKING:  # imports TensorFlow, which `--help` does not need
+    from embedps.layers.id_hash import Bins
+
     from .networks.parts import Numerics
 
 MAX_LAYER_WIDTH = 65536
@@ -60,20 +62,20 @@ def crosses() -> Any:
     """Declares the option of combinations of columns."""
     return option(
         (),
-        "combinations of columns of single ids, each with a table of its own, such as "
-        "user+item,site+hour",
-        metavar="NAME+NAME,…",
+        "combinations of columns of single ids, and of numbers in bins of a width, each with a "
+        "table of its own, such as user+item,site+price/0.5",
+        metavar="NAME+NAME[/WIDTH],…",
     )
 
 
-def crossed_columns(config: Any, dataset: Dataset) -> dict[str, tuple[str, ...]]:
+def crossed_columns(config: Any, dataset: Dataset) -> dict[str, tuple["str | Bins", ...]]:
     """Gives the columns of each of a config's `cross`, by the feature's name.
 
     Raises:
       UsageError: a combination has less than two columns, or one that the dataset lacks or that
         has lists, or is there already.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, tuple[str | Bins, ...]] = {}
     for text in getattr(config, "cross", ()):
         columns = tuple(name.strip() for name in text.split("+"))
         if len(set(columns)) < max(2, len(columns)):
@@ -81,12 +83,38 @@ def crossed_columns(config: Any, dataset: Dataset) -> dict[str, tuple[str, ...]]
                 f"cross must name two or more columns with + between them, each once, such as "
                 f"user+item, but got {text!r}"
             )
-        find_columns("cross", dataset, columns, ragged=False)
-        name = "_x_".join(columns)
+        bins = {name: made for name in columns if (made := _bins(dataset, name)) is not None}
+        find_columns("cross", dataset, [name for name in columns if name not in bins], ragged=False)
+        name = "_x_".join(columns).replace("/", "_by_")
         if name in found or any(column.name == name for column in dataset.categorical):
             raise UsageError(f"cross {text!r}: there is a feature {name!r} already: leave it out")
-        found[name] = columns
+        found[name] = tuple(bins.get(name, name) for name in columns)
     return found
+
+
+def _bins(dataset: Dataset, text: str) -> "Bins | None":
+    """Gives the bins that a number and a width ask for; None if it is no number's name.
+
+    Raises:
+      UsageError: the number has no width, or a wrong one.
+    """
+    if any(column.name == text for column in dataset.categorical):
+        return None
+    numbers = [column.name for column in dataset.numeric]
+    name, _, width = text.rpartition("/")
+    if name not in numbers and text not in numbers:
+        return None
+    try:
+        found = float(width) if name in numbers else 0.0
+    except ValueError:
+        found = 0.0
+    if not 1e-30 < found < 1e30:
+        raise UsageError(
+            f"cross: {text!r} must have the width of the number's bins, such as {name or text}/0.5"
+        )
+    from embedps.layers.id_hash import Bins
+
+    return Bins(numbers.index(name), found)
 
 
 def make_numerics(dataset: Dataset, bins: int, waves: int) -> "Numerics":
@@ -240,7 +268,9 @@ def weight_columns(dataset: Dataset) -> tuple[str, ...]:
 
 
 def weighed(
-    build: Callable[[], Any], dataset: Dataset, crosses: Mapping[str, Sequence[str]] | None = None
+    build: Callable[[], Any],
+    dataset: Dataset,
+    crosses: Mapping[str, Sequence["str | Bins"]] | None = None,
 ) -> Callable[[], Any]:
     """Makes a model's builder set `weight`, the column whose values multiply examples' losses.
 

@@ -1,4 +1,7 @@
-"""Finds the pairs of columns of ids that act together on the label: what crosses are worth."""
+"""Finds the pairs of columns that act together on the label: what crosses are worth.
+
+A number counts by bins of equal width, as `--cross` has it: `price/0.5` is price in bins of 0.5.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from embedps.data.dataset import Dataset
 _MAX_ROWS = 200_000
 _MAX_CELLS = 80_000_000  # rows by pairs: some ten seconds
 _BATCH_ROWS = 1 << 16
+_NUM_BINS = 8
+"""Of a number, from its 5th to its 95th percentile: the cells of two have many rows each."""
 _SWEEPS = 8
 _LEAST_DEVIATIONS = 4.0
 """Of chance, that a pair must be above it: of hundreds of pairs, few reach it so."""
@@ -33,16 +38,19 @@ def acting_pairs(dataset: Dataset, most: int) -> tuple[tuple[str, str], ...]:
       most: pairs to find.
 
     Returns:
-      Their names, those that act most first; none if the dataset has no such pair.
+      Their names, those of numbers with `/` and a width, those that act most first; none if the
+      dataset has no such pair.
 
     Raises:
       DatasetError: a file cannot be read.
     """
     single = [c.name for c in dataset.categorical if not c.ragged]
-    if not dataset.label or len(single) < 2 or "train" not in dataset.splits:
+    numbers = [c.name for c in dataset.numeric]
+    num = len(single) + len(numbers)
+    if not dataset.label or num < 2 or "train" not in dataset.splits:
         return ()
-    rows = min(_MAX_ROWS, _MAX_CELLS // math.comb(len(single), 2))
-    names, parts, left = [dataset.label, *single], [], rows
+    rows = min(_MAX_ROWS, _MAX_CELLS // math.comb(num, 2))
+    names, parts, left = [dataset.label, *single, *numbers], [], rows
     for batch in _batches(dataset, names):
         parts.append(batch.slice(0, left))
         left -= parts[-1].num_rows
@@ -55,8 +63,20 @@ def acting_pairs(dataset: Dataset, most: int) -> tuple[tuple[str, str], ...]:
         for name in names
     }
     labels = columns.pop(dataset.label).astype(np.float64)
+    columns |= dict(_binned(name, columns.pop(name)) for name in numbers)
     known = ~np.isnan(labels)
     return rank_pairs(labels[known], {n: v[known] for n, v in columns.items()}, most)
+
+
+def _binned(name: str, numbers: npt.NDArray[Any]) -> tuple[str, npt.NDArray[np.int64]]:
+    """Gives a number's name with a width, and its bins; a number that hardly differs has one."""
+    known = numbers[np.isfinite(numbers)]
+    low, high = np.quantile(known, (0.05, 0.95)) if len(known) else (0.0, 0.0)
+    width = float(f"{(high - low) / _NUM_BINS:.2g}")
+    if not 1e-30 < width < 1e30:
+        return name, np.zeros(len(numbers), np.int64)
+    bins = np.clip(np.floor(numbers.astype(np.float64) / width), -(2.0**31), 2.0**31)
+    return f"{name}/{width:g}", np.where(np.isnan(numbers), 1 << 40, bins).astype(np.int64)
 
 
 def _batches(dataset: Dataset, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ import tensorflow_recommenders as tfrs
 from embedps.data.columns import is_present
 from embedps.data.dataset_metadata import LabelColumn
 from embedps.errors import UsageError
-from embedps.layers.id_hash import crossed
+from embedps.layers.id_hash import Bins, crossed
 from embedps.metrics import ClickMetrics
 
 
@@ -23,7 +23,8 @@ class ClickModel(tfrs.Model):
     Attributes:
       label: the column of 0 and 1, or what `declare` took.
       weight: the column of weights, which multiply the examples' losses; empty if there is none.
-      combinations: by feature, the columns of ids whose combinations are its ids.
+      combinations: by feature, the columns of ids, and bins of numbers, whose combinations are its
+        ids.
     """
 
     def __init__(self, *, label: str, weight: str = "", **kwargs: Any) -> None:
@@ -36,7 +37,7 @@ class ClickModel(tfrs.Model):
         """
         super().__init__(**kwargs)
         self.weight = weight
-        self.combinations: Mapping[str, Sequence[str]] = {}
+        self.combinations: Mapping[str, Sequence[str | Bins]] = {}
         self.declare(LabelColumn(name=label))
 
     def declare(self, column: LabelColumn) -> None:
@@ -55,7 +56,10 @@ class ClickModel(tfrs.Model):
 
     def _combined(self, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         made = {name: of for name, of in self.combinations.items() if name not in features}
-        return {name: crossed([features[column] for column in of]) for name, of in made.items()}
+        return {
+            name: crossed([c.ids(features) if isinstance(c, Bins) else features[c] for c in of])
+            for name, of in made.items()
+        }
 
     def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, tf.Tensor]:
         """Computes the probability of a click: `score`, float32 [batch]."""

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from embedps import constants
 from embedps.data.dataset import MISSING_ID
+from embedps.data.unit_reader import NUMERICS
 
 _WORD = 1 << 64
+_MOST_BINS = 2.0**31
+"""To each side of 0; what is beyond is in the last one."""
+
+
+class Bins(NamedTuple):
+    """Bins of a number, as ids.
+
+    Attributes:
+      place: of the number among a batch's.
+      width: of each bin; one begins at 0.
+    """
+
+    place: int
+    width: float
+
+    def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
+        """Gives the bins of a batch: int64 [n], even; MISSING_ID where the number is NaN."""
+        numbers = features[NUMERICS][:, self.place]
+        # A product, as TensorFlow makes one of some quotients, which has other bits.
+        at = tf.floor(numbers * tf.constant(1 / self.width, tf.float32))
+        bins = 2 * tf.cast(tf.clip_by_value(at, -_MOST_BINS, _MOST_BINS), tf.int64)
+        return tf.where(tf.math.is_nan(numbers), tf.constant(MISSING_ID, tf.int64), bins)
 
 
 def mixed(x: tf.Tensor) -> tf.Tensor:

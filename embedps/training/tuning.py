@@ -42,16 +42,18 @@ from embedps.run.evaluation_config import INNER
 from embedps.run.presets import PRESETS
 from embedps.run.run_config import RunConfig
 from embedps.run.summary import read_json, write_json
+from embedps.scheduling.division import LedgerOptions
 from embedps.score_names import is_worse, merit, no_score
 from embedps.training.callbacks import Callback, RunControl
 from embedps.training.fit_result import Scores
+from embedps.training.mixed_rows import are_single, write_mixed
 from embedps.training.run_events import UnitEnd
 from embedps.training.trainer import Trainer
 
 clock = time.monotonic
 """Gives the seconds that --minutes are of."""
 FILE_NAME = "tuning.json"
-_RUN_DIR = "tuning"
+_RUN_DIR, _ROWS_DIR = "tuning", "tuning-rows"
 _MOST_OF_TIME = 0.15
 """Of all minutes, that a run may take before it is stopped at its last score."""
 _NUM_PLAIN = 2
@@ -178,6 +180,7 @@ class Search:
 
     def __init__(self, settings: Settings, dataset: Dataset, first: Sequence[Candidate]) -> None:
         self._settings, self._dataset, self._first = settings, dataset, first
+        self._rows = dataset
         self._plain = [c for c in first if c.model == MODELS[0]][:_NUM_PLAIN]
         self._record = Record(settings)
         self.is_complete = False
@@ -196,11 +199,28 @@ class Search:
           CheckpointError: the model directory cannot be written.
           UsageError: there is no such score, or no candidate can be trained.
         """
-        for candidate, fold in self._order():
-            if not self._has_time(candidate):
-                return
-            self._try(candidate, fold)
+        with self._mixed():
+            for candidate, fold in self._order():
+                if not self._has_time(candidate):
+                    return
+                self._try(candidate, fold)
         self.is_complete = True
+
+    @contextlib.contextmanager
+    def _mixed(self) -> Iterator[None]:
+        """Has candidates train on rows whose inner shares are like the eval split."""
+        directory, base = self._settings.model_dir / _ROWS_DIR, self._settings.base
+        if not are_single(self._dataset):
+            yield
+            return
+        options = LedgerOptions(
+            batch_rows=base["batch_size"], unit_rows=base["unit_rows"], seed=base["seed"]
+        )
+        try:
+            self._rows = write_mixed(self._dataset, directory, options)
+            yield
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
     @property
     def chosen(self) -> Candidate:
@@ -383,12 +403,12 @@ class Search:
         share = {"inner_share": settings.share, "inner_fold": fold}
         watch = _AT_END if is_settled else {**_WATCH, "metric": settings.metric}
         base = {**settings.base, **share, **watch, "eval": "none", "model_dir": str(directory)}
-        run = candidate.run(base)
+        run = candidate.run({**base, "data": str(self._rows.directory)})
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 trainer = Trainer(
-                    run.recommender(self._dataset),
-                    self._dataset,
+                    run.recommender(self._rows),
+                    self._rows,
                     run.config,
                     callbacks=[_StopAt(clock() + limit)],
                 )

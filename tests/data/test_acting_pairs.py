@@ -12,6 +12,8 @@ import pytest
 import embedps
 from embedps.data import acting_pairs as acting_pairs_module
 from embedps.data.acting_pairs import acting_pairs, rank_pairs
+from embedps.models import logistic_regression
+from embedps.models._columns import crossed_columns
 
 Columns = dict[str, Any]
 
@@ -39,6 +41,37 @@ def test_columns_that_act_alone_make_no_pairs() -> None:
     for seed in range(20):
         labels, columns = make_rows(seed, strength=0)
         assert rank_pairs(labels, columns, 10) == ()
+
+
+def test_numbers_act_by_their_bins(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    x, y, z = rng.normal(0, 2, 8000), rng.exponential(1, 8000), rng.normal(0, 1, 8000)
+    x[::50] = np.nan
+    columns = {"x": x, "y": y, "z": z, "same": np.ones(8000), "none": np.full(8000, np.nan)}
+    kinds = rng.integers(0, 4, 8000)
+    logit = 3.0 * ((y > 1) & (x > 0)) + 2.0 * (kinds == 1) * np.sign(z) - 1
+    table = {n: pa.array(v, pa.float32(), from_pandas=True) for n, v in columns.items()}
+    schema = {
+        "format": "parquet",
+        "column": [
+            {"name": "click", "as": "label"},
+            {"names": [*columns], "as": "numeric", "type": "float"},
+            {"name": "kind", "as": "categorical", "type": "integer"},
+        ],
+    }
+    clicks = (rng.random(8000) < 1 / (1 + np.exp(-logit))).astype(np.int64)
+    made = pa.table({"click": clicks, **table, "kind": kinds})
+    dataset = embedps.Dataset.from_arrow(made, tmp_path / "set", schema, eval_fraction=0)
+    found = acting_pairs(dataset, 5)
+    assert {tuple(name.partition("/")[0] for name in pair) for pair in found[:2]} == {
+        ("x", "y"),
+        ("kind", "z"),
+    }
+    width = float(next(n for n in found[0] + found[1] if n.startswith("x/")).partition("/")[2])
+    assert width == pytest.approx(2 * 2 * 1.645 / 8, rel=0.05)  # from the 5th to the 95th
+    # As `--cross` takes them.
+    texts = tuple("+".join(pair) for pair in found)
+    assert len(crossed_columns(logistic_regression.Config(cross=texts), dataset)) == len(texts)
 
 
 def test_rank_is_by_the_table_of_two_columns() -> None:

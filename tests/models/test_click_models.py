@@ -310,6 +310,30 @@ def test_a_cross_has_the_ids_of_a_schema_s_cross(tmp_path: Path, name: str) -> N
     assert made["C1_x_C2"][2] == MISSING_ID
 
 
+def test_a_cross_has_bins_of_numbers(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path, train=(64,), evaluation=(8,))
+    names = [column.name for column in dataset.numeric]
+    number, width = names[-1], 0.3
+    config = fm.Config(embedding_dim=4, cross=(f"C1+{number}/{width}",))
+    built = StepModel(fm.make(config, dataset), dataset)
+    assert built.features[-1].name == f"C1_x_{number}_by_{width}"
+    numbers = np.array([-0.7, -0.1, 0.0, 0.1, 0.31, 7.2, np.nan, np.inf, -np.inf], np.float32)
+    matrix = np.zeros([len(numbers), len(names)], np.float32)
+    matrix[:, -1] = numbers
+    ids = np.full(len(numbers), 5, np.int64)
+    batch = {"C1": tf.constant(ids), NUMERICS: tf.constant(matrix)}
+    made = built.prepare(batch, training=False)[built.features[-1].name].numpy()
+    with np.errstate(invalid="ignore"):
+        at = np.clip(np.floor(numbers * np.float32(1 / width)), -(2.0**31), 2.0**31)
+    bins = np.where(np.isnan(numbers), MISSING_ID, 2 * np.nan_to_num(at).astype(np.int64))
+    np.testing.assert_array_equal(made, _cross([pa.array(ids), pa.array(bins)]))
+    assert made[2] == made[3]
+    assert len(set(made)) == len(numbers) - 1
+    assert [n for n, id_ in zip(numbers, made, strict=True) if id_ == MISSING_ID] == [
+        pytest.approx(np.nan, nan_ok=True)
+    ]
+
+
 @pytest.mark.parametrize(("cross", "low", "high"), [((), 0.0, 0.7), (("C1+C2",), 0.9, 1.0)])
 def test_a_cross_learns_what_no_single_id_tells(
     tmp_path: Path, cross: tuple[str, ...], low: float, high: float
@@ -335,6 +359,11 @@ def test_a_cross_learns_what_no_single_id_tells(
         ("C1+C1", "got 'C1\\+C1'"),
         ("C1+no", "'no' must be a column of one id per row"),
         ("C1+C2,C1+C2", "there is a feature 'C1_x_C2' already"),
+        ("C1+I1", "'I1' must have the width of the number's bins, such as I1/0.5"),
+        ("C1+I1/0", "'I1/0' must have the width of the number's bins, such as I1/0.5"),
+        ("C1+I1/nan", "'I1/nan' must have the width"),
+        ("C1+I1/x", "'I1/x' must have the width"),
+        ("C1+no/0.5", "'no/0.5' must be a column of one id per row"),
     ],
 )
 def test_a_cross_that_cannot_be_is_refused(tmp_path: Path, cross: str, message: str) -> None:

@@ -43,7 +43,7 @@ TINY: dict[str, Any] = {"embedding_dim": 4, "max_length": 3}
 DEEP: dict[str, Any] = {"embedding_dim": 4, "deep_mlp": (8,)}
 EXPERTS: dict[str, Any] = {"embedding_dim": 4, "expert_mlp": (8,), "tower_mlp": (5,)}
 
-CROSSES = ("C1+C2",)
+CROSSES = ("C1+C2", "C2+I1/0.3+I2/0.5")
 ENCODED: dict[str, Any] = {"numeric_bins": 4, "numeric_waves": 3}
 
 

@@ -20,14 +20,21 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import values_of
 from embedps.console import command_line
 from embedps.data.dataset import Dataset, describe_file
-from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature, Split
+from embedps.data.dataset_metadata import (
+    CategoricalFeature,
+    InputSummary,
+    NumericFeature,
+    Split,
+)
 from embedps.errors import TrainingError, UsageError
 from embedps.run.candidates import MODELS, Candidate, base_options, first_candidates, neighbors
 from embedps.run.run_config import read_run
 from embedps.run.summary import read_evaluations, read_json, write_json
+from embedps.scheduling.division import LedgerOptions
 from embedps.train import parse
 from embedps.training import tuning
 from embedps.training.fit_result import Scores
+from embedps.training.mixed_rows import write_mixed
 from embedps.training.tuning import Search, Settings
 from tests.builders import read_split, write_dataset
 
@@ -280,6 +287,34 @@ def test_tuned_model_is_the_one_that_its_line_trains(
     # What no search has left there is not written over.
     (model_dir / tune.FILE_NAME).unlink()
     assert "checkpoints of another run" in refused(capsys, *flags)
+
+
+def test_candidates_are_scored_on_mixed_rows_if_the_eval_split_is_of_single_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write_dataset(tmp_path / "set", train=(900,), evaluation=(300,))
+    split = InputSummary(options={"split_by": "record"})
+    dataset = dataclasses.replace(written, input=split)
+    dataset.save()
+    candidate = Candidate(model="logistic_regression", options={"epochs": 2})
+    settings = make_settings(tmp_path, dataset, folds=2)
+    base = {**settings.base, "seed": 5, "batch_size": 64}
+    settings = dataclasses.replace(settings, base=base)
+    monkeypatch.setattr(tuning, "neighbors", lambda *_: [])
+    search = Search(settings, dataset, [candidate])
+    search.run()
+    (tried,) = search.record.tried.values()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("tuning-")]
+    options = LedgerOptions(batch_rows=64, unit_rows=base["unit_rows"], seed=5)
+    mixed = write_mixed(dataset, tmp_path / "mixed", options)
+    for of, is_it in ((mixed, True), (dataset, False)):
+        where = {"data": str(of.directory), "model_dir": str(tmp_path / of.directory.name / "m")}
+        inner = {"inner_share": 0.2, "inner_fold": 1, "eval": "none"}
+        run = candidate.run({**base, **where, **inner})
+        result = embedps.Trainer(run.recommender(of), of, run.config).fit()
+        score = result.scores[-1].get("inner_loss")
+        assert (score == pytest.approx(tried.scores[1], rel=1e-6)) is is_it
+    assert len(result.scores) == 2  # of each epoch, as nothing else is asked for
 
 
 def write_rows(directory: Path, *, label: Any) -> Dataset:

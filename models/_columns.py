@@ -64,7 +64,7 @@ def crosses() -> Any:
         (),
         "combinations of columns of single ids, and of numbers in bins of a width, each with a "
         "table of its own, such as user+item,site+price/0.5",
-        metavar="NAME+NAME[/WIDTH],…",
+        metavar="NAME+NAME,…",
     )
 
 

@@ -85,8 +85,7 @@ class TrainConfig:
     )
     stats_secs: float = option(
         60.0,
-        "seconds between two looks at the tables, for statistics and warnings of limits; 0: "
-        "only at the end",
+        "seconds between looks at the tables, for statistics and warnings; 0: at the end",
         least=0,
         most=MAX_SECS,
     )

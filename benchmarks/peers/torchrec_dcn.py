@@ -45,6 +45,9 @@ def main(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         optimizer_kwargs={"lr": rate},
         device=torch.device("cpu"),
     )
+    with torch.no_grad():  # as ours begin; its own are smaller, the more rows a table has
+        for rows in collection.state_dict().values():
+            rows.uniform_(-settings["initial"], settings["initial"])
     model = DLRM_DCN(
         embedding_bag_collection=collection,
         dense_in_features=settings["numerics"],

@@ -29,7 +29,6 @@ from benchmarks.harness import Benchmark, Content, Options, Run, main
 from benchmarks.layout import Part, Table, spread
 from benchmarks.model_folds import auc
 from embedps.config_fields import option
-from embedps.tables import TableSpec
 
 ROOT = Path(__file__).parent.parent
 HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
@@ -49,7 +48,7 @@ NETWORK: dict[str, Any] = {
 }
 NUMERICS = 13
 _UNIT_BATCHES = 4
-_INITIAL = TableSpec(name="t", embedding_dim=1).initializer.high
+_INITIAL = NETWORK["dim"] ** -0.5  # the default of ours: uniform in +-1/sqrt(dim)
 _LIST = pa.list_(pa.field("element", pa.int64(), nullable=False))
 
 

@@ -4,8 +4,8 @@ The network, its widths, and how many ids a feature has per example are MLPerf T
 have at most --max-table-rows rows, and batches are smaller. The examples are generated, and their
 clicks are planted. Each round trains on all of them once, in one process: ours, which reads
 Parquet, then TorchRec's DLRM_DCN, MLPerf's reference, which has them in memory. Both use row-wise
-Adagrad, Adagrad, float32, the mean of a bag, and rows that begin alike. The first batches are not
-timed.
+Adagrad, Adagrad, float32, the mean of a bag, and weights that begin alike. The first batches are
+not timed.
 """
 
 from __future__ import annotations

@@ -45,9 +45,6 @@ def main(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         optimizer_kwargs={"lr": rate},
         device=torch.device("cpu"),
     )
-    with torch.no_grad():  # as ours begin; its own are smaller, the more rows a table has
-        for rows in collection.state_dict().values():
-            rows.uniform_(-settings["initial"], settings["initial"])
     model = DLRM_DCN(
         embedding_bag_collection=collection,
         dense_in_features=settings["numerics"],
@@ -56,6 +53,13 @@ def main(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         dcn_num_layers=settings["cross_layers"],
         dcn_low_rank_dim=settings["cross_rank"],
     )
+    with torch.no_grad():  # all as ours begin: rows of its own are smaller, and layers too
+        for rows in collection.state_dict().values():
+            rows.uniform_(-settings["initial"], settings["initial"])
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                torch.nn.init.xavier_uniform_(layer.weight)
+                layer.bias.zero_()
     network = [p for name, p in model.named_parameters() if "embedding_bag" not in name]
     # Keras' Adagrad begins with this.
     dense = torch.optim.Adagrad(network, lr=rate, initial_accumulator_value=0.1)

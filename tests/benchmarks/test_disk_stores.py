@@ -24,6 +24,7 @@ STORES = [
 ]
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("store", STORES)
 def test_rows_are_those_that_were_written(store: str, tmp_path: Path) -> None:
     # In a process of its own: it enters a control group, and stays there.

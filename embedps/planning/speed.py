@@ -21,6 +21,8 @@ from embedps.cluster.interface import Cluster, ScheduledCall
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
+from embedps.engine.unit_functions import explain
+from embedps.errors import ServerLostError
 from embedps.run.config import TrainConfig
 from embedps.scheduling.ledger import Unit
 from embedps.training.training_setup import TrainingSetup, set_up
@@ -138,6 +140,10 @@ def measure_step(
       num_ps: servers of a local cluster; 0 trains in this process.
       secs: how long to measure.
       say: is told what goes on.
+
+    Raises:
+      DatasetError: a file of the dataset is damaged.
+      ServerLostError: a process of the cluster is lost.
     """
     where = name_of(num_ps, num_workers)
     with tempfile.TemporaryDirectory(prefix="embedps-plan-") as folder:
@@ -155,11 +161,19 @@ def measure_step(
         )
         with _cluster(num_ps, num_workers, folder) as cluster:
             say(f"measuring a step in {where}: building it")
-            setup = set_up(recommender, dataset, config, cluster, [], run_id=id(folder))
             try:
-                return _measure(setup, cluster, config, where, secs, say)
-            finally:
+                setup = set_up(recommender, dataset, config, cluster, [], run_id=id(folder))
+                step = _measure(setup, cluster, config, where, secs, say)
                 setup.collection.drop()
+            except (tf.errors.OpError, ServerLostError) as error:
+                cause = explain(error)
+                if num_ps and isinstance(cause, ServerLostError):
+                    cause = ServerLostError(
+                        f"a process of {where}, in which a step was measured, is lost: run the "
+                        "command again, or with --no-measure"
+                    )
+                raise cause from (error.__cause__ if cause is error else error)
+            return step
 
 
 @contextmanager

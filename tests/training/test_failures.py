@@ -719,6 +719,17 @@ def test_local_run_gets_more_workers_and_fewer_while_it_trains(tmp_path, dataset
     check(model_dir, dataset, programs, epochs=epochs, within_units=4)
 
 
+@pytest.mark.slow
+def test_plan_says_that_a_process_was_lost_while_it_measured(tmp_path, dataset, programs):
+    flags = (f"--data={dataset.directory}", *MODELS["network"], *FLAGS[:2], "--num-ps=1")
+    programs.append(Program("embedps", "plan", *flags, TMPDIR=str(tmp_path)))
+    programs[0].wait_for("measuring a step in 1 PS + 1 worker: 16 s")
+    os.kill(pid_of(next(tmp_path.glob("embedps-plan-*")), "ps 0"), signal.SIGKILL)
+    said = programs[0].finish(75)
+    assert "Traceback" not in said
+    assert "a process of 1 PS + 1 worker, in which a step was measured, is lost" in said
+
+
 @pytest.mark.parametrize("there", [False, True], ids=["absent", "stopped"])
 def test_client_says_which_server_it_waits_for(tmp_path, dataset, programs, there):
     """The kernel takes connections for a server that is stopped: they alone say nothing."""

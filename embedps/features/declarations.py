@@ -20,7 +20,8 @@ from embedps.features.transform_steps import finite_number, parse_step
 _MOST_LEVELS = 8  # of lists of lists that are cut
 _KINDS = {str: "a text", bool: "true or false"}
 _COLUMN_SETTINGS = {
-    **dict.fromkeys(("type", "separator", "format", "task", "weight"), str),
+    **dict.fromkeys(("type", "separator", "format", "decimal", "thousands"), str),
+    **dict.fromkeys(("task", "weight"), str),
     **dict.fromkeys(("keep", "flatten", "optional", "soft"), bool),
 }
 _SOURCES = ("numeric", "categorical", "list", "timestamp")
@@ -68,8 +69,8 @@ def _column(name: str, entry: Mapping[str, Any]) -> Column:
     settings = dict(entry)
     role = settings.pop("as", None)
     unknown = set(settings) - {
-        "type", "separator", "format", "positive_from", "task", "classes", "keep", "path",
-        "flatten", "cut", "optional", "soft", "weight", "history", "value",
+        "type", "separator", "format", "decimal", "thousands", "positive_from", "task", "classes",
+        "keep", "path", "flatten", "cut", "optional", "soft", "weight", "history", "value",
     }  # fmt: skip
     if unknown:
         raise UsageError(f"column {name!r} has no setting {', '.join(sorted(unknown))}")

@@ -28,6 +28,8 @@ from embedps.features.text_values import (
     MAX_UNSIGNED_ID,
     MIN_INT,
     fits_float32,
+    marked_number,
+    marked_reason,
     text_decoder,
 )
 
@@ -121,7 +123,9 @@ def decode_column(
         array = array.cast(pa.string())
     if pa.types.is_string(array.type):
         array = _without_missing(array, missing)
+        array, unmarked = _without_marks(column, array)
         values, bad = _decode_texts(column, array)
+        bad |= unmarked
     else:
         values, bad = _decode_typed(column, array)
     return pa.array(values, column.row_type, from_pandas=False), bad | bad_texts
@@ -168,6 +172,19 @@ def _without_missing(array: pa.Array, missing: tuple[str, ...]) -> pa.Array:
     return (
         pc.if_else(absent, pa.scalar(None, pa.string()), array) if pc.any(absent).as_py() else array
     )
+
+
+def _without_marks(column: Column, array: pa.Array) -> tuple[pa.Array, BadRows]:
+    """Writes numbers as Python does; those that are not written as declared are bad."""
+    if not column.has_marks:
+        return array, {}
+    good = pc.match_substring_regex(array, f"^({marked_number(column)})$")
+    rows = np.flatnonzero(~pc.fill_null(good, True).to_numpy(zero_copy_only=False))
+    bad = {int(row): marked_reason(column, array[int(row)].as_py()) for row in rows}
+    array = pc.if_else(pc.fill_null(good, True), array, "0")
+    if column.thousands:
+        array = pc.replace_substring(array, column.thousands, "")
+    return pc.replace_substring(array, column.decimal, "."), bad
 
 
 def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
@@ -305,7 +322,14 @@ def _decode_list(
         array = cut_lists(array, column.cut[0])
     starts = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
     role = "categorical" if column.role == "list" else "numeric"
-    element = Column(name=column.name, role=role, type=column.type, on_text=column.on_text)
+    element = Column(
+        name=column.name,
+        role=role,
+        type=column.type,
+        decimal=column.decimal,
+        thousands=column.thousands,
+        on_text=column.on_text,
+    )
     missing = ("",) if role == "numeric" else ()
     values, bad_values = decode_column(element, array.flatten(), missing)
     offsets = starts - starts[0]
@@ -325,7 +349,7 @@ def _decode_list(
 def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
     """Decodes numbers, booleans, dates and times."""
     kind = array.type
-    if column.task == "classes":
+    if column.classes:
         return _decode_typed_classes(column, array)
     if column.role in ("label", "numeric", "weight"):
         if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):

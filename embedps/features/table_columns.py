@@ -48,6 +48,7 @@ _ROW_TYPES = {
     "key": _INT,
 }
 LIST_TYPE = _ROW_TYPES["list"]
+_NUMBERS = ("label", "numeric", "float_list", "weight")
 _WRITTEN = ("label", "float_list", "weight", "timestamp")
 
 
@@ -95,12 +96,17 @@ class Column:
     separator: str = " "
     """The text between the elements of a list."""
     format: str = ""
+    decimal: str = "."
+    """What numbers that are texts have before their fraction."""
+    thousands: str = ""
+    """What they have between groups of three digits, if anything."""
     positive_from: float | None = None
     """The smallest value of a positive label; None if labels are 0 and 1."""
     task: str = "binary"
     """Of a label: binary, classes or number."""
     classes: int | tuple[str, ...] = 0
-    """Of a label of classes: how many integers from 0 there are, or the texts in their order."""
+    """Of a label of classes: how many integers from 0 there are, or the texts in their order. Of a
+    binary one: the text of a negative and that of a positive, instead of 0 and 1."""
     optional: bool = False
     """Whether a label may be missing, which leaves its row out of its loss and scores."""
     soft: bool = False
@@ -150,9 +156,28 @@ class Column:
         shaped = bool(self.path or self.flatten or self.cut)
         if self.history is not None and (self.role != "list" or shaped):
             raise UsageError(f"column {self.name!r}: history belongs to a plain list")
+        self._check_marks()
         if self.keep and self.role != "key":
             raise UsageError(f"column {self.name!r}: keep belongs to a key")
         self._check_label()
+
+    def _check_marks(self) -> None:
+        where = f"column {self.name!r}"
+        if not self.has_marks:
+            return
+        is_text = self.role == "label" and (self.task == "classes" or bool(self.classes))
+        if is_text or self.role not in _NUMBERS:
+            raise UsageError(f"{where}: decimal and thousands belong to numbers")
+        if len(self.decimal) != 1 or len(self.thousands) > 1 or self.decimal == self.thousands:
+            raise UsageError(
+                f"{where}: decimal must be a character, and thousands another one or empty, got "
+                f"{self.decimal!r} and {self.thousands!r}"
+            )
+        if any(mark.isalnum() or mark in "+-" for mark in (self.decimal, *self.thousands)):
+            raise UsageError(
+                f"{where}: decimal and thousands must be no letters, digits or signs, got "
+                f"{self.decimal!r} and {self.thousands!r}"
+            )
 
     def _check_label(self) -> None:
         where = f"column {self.name!r}"
@@ -166,11 +191,14 @@ class Column:
             raise UsageError(
                 f"{where}: soft belongs to a label of task binary without positive_from"
             )
-        if (self.task == "classes") != bool(self.classes):
+        two = self.task == "binary" and isinstance(self.classes, tuple) and len(self.classes) == 2
+        if (self.task == "classes") != bool(self.classes) and not two:
             raise UsageError(
                 f"{where}: a label of task classes must have classes, their number or a list of "
-                "their texts, and no other label has"
+                "their texts; one of task binary may have two texts, and no other label has any"
             )
+        if two and (self.soft or self.positive_from is not None):
+            raise UsageError(f"{where}: a label has either classes, or soft or positive_from")
         if isinstance(self.classes, tuple):
             check_unique("class", list(self.classes))
         if self.task != "binary" and self.positive_from is not None:
@@ -183,8 +211,15 @@ class Column:
 
     @property
     def num_classes(self) -> int:
-        """The number of a label's classes."""
+        """The number of a label's classes; 0 if it has another task."""
+        if self.task != "classes":
+            return 0
         return self.classes if isinstance(self.classes, int) else len(self.classes)
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether numbers that are texts are written in another way than Python does."""
+        return self.decimal != "." or bool(self.thousands)
 
     @property
     def row_type(self) -> pa.DataType:
@@ -203,9 +238,13 @@ class Column:
             node["separator"] = self.separator
         if self.format:
             node["format"] = self.format
+        if self.decimal != ".":
+            node["decimal"] = self.decimal
+        if self.thousands:
+            node["thousands"] = self.thousands
         if self.positive_from is not None:
             node["positive_from"] = self.positive_from
-        if self.task != "binary":
+        if self.task != "binary" or self.classes:
             node["task"] = self.task
         if self.classes:
             node["classes"] = self.classes if isinstance(self.classes, int) else [*self.classes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -16,7 +16,8 @@ from embedps.data.dataset import MISSING_ID, RARE_ID
 from embedps.features.table_columns import Column
 
 _INTEGER = re.compile(r"(-?[0-9]+)(?:\.0*)?")
-_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_EXPONENT = r"([eE][-+]?[0-9]+)?"
+_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)" + _EXPONENT)
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _SHOWN_CHARS = 40
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,6 +44,24 @@ def text_decoder(column: Column) -> Callable[[str], float | int]:
     return {"hex": _hex, "integer": _id, "string": fingerprint}[column.type]
 
 
+def marked_number(column: Column) -> str:
+    """Returns the regular expression of a column's numbers, as `decimal` and `thousands` say."""
+    point, between = (_class_of(mark) for mark in (column.decimal, column.thousands))
+    whole = f"([0-9]{{1,3}}({between}[0-9]{{3}})+|[0-9]+)" if between else "[0-9]+"
+    return f"[-+]?({whole}({point}[0-9]*)?|{point}[0-9]+){_EXPONENT}"
+
+
+def _class_of(mark: str) -> str:
+    """Writes a character for a regular expression of Python or of RE2; nothing of none."""
+    return mark and "[" + ("\\" if mark in "\\]^" else "") + mark + "]"
+
+
+def marked_reason(column: Column, text: str) -> str:
+    """Says why a text is none of a column's numbers."""
+    shown = f"1{column.thousands}234{column.decimal}5"
+    return f"must be a number such as {shown}, or empty, got {_shown(text)}"
+
+
 def _told(on_text: Callable[[str, int], None], text: str) -> int:
     made = fingerprint(text)
     on_text(text, made)
@@ -65,16 +84,18 @@ def _label_decoder(column: Column) -> Callable[[str], float | int]:
     if column.task == "number":
         return _float
     if isinstance(column.classes, tuple):
-        places = {name: i for i, name in enumerate(column.classes)}
+        kind = float if column.task == "binary" else int
+        places = {name: kind(i) for i, name in enumerate(column.classes)}
         return lambda text: _class(text, places)
     if column.task == "classes":
         return lambda text: _class_number(text, column.num_classes)
     return lambda text: _label(text, column.positive_from, column.soft)
 
 
-def _class(text: str, places: dict[str, int]) -> int:
+def _class(text: str, places: Mapping[str, float]) -> float | int:
     if text not in places:
-        raise ValueError(f"must be one of the {len(places)} classes, got {_shown(text)}")
+        few = " or ".join(map(repr, places)) if len(places) == 2 else f"the {len(places)} classes"
+        raise ValueError(f"must be one of {few}, got {_shown(text)}")
     return places[text]
 
 
@@ -114,7 +135,8 @@ def signed_id(value: int) -> int:
 
 def _float(text: str) -> float:
     if not _FLOAT.fullmatch(text):
-        raise ValueError(f"must be a number or empty, got {_shown(text)}")
+        marks = ": decimal and thousands in the schema say how it is written" if "," in text else ""
+        raise ValueError(f"must be a number or empty, got {_shown(text)}{marks}")
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"must be a finite number, got {_shown(text)}")

@@ -219,6 +219,12 @@ def _of_text(text: str, settings: dict[str, Any], max_rows: int, path: str) -> S
             "Parquet and ORC need not"
         )
     rows = _rows(lines, delimiter)
+    if _is_header([_unlike(rows[0]), *rows[1:]]) and len(set(rows[0])) < len(rows[0]):
+        repeated = ", ".join(sorted({repr(n) for n in rows[0] if rows[0].count(n) > 1}))
+        raise DatasetError(
+            f"{path}: its first line must name each column once, but {repeated} is repeated: "
+            "rename or drop one"
+        )
     has_header = _is_header(rows)
     _check_width(len(rows[0]), path)
     names = rows[0] if has_header else [f"c{i}" for i in range(len(rows[0]))]
@@ -273,6 +279,11 @@ def _rows(lines: Sequence[str], delimiter: str) -> list[list[str]]:
         return [*python_csv.reader(lines, delimiter=delimiter)]
     except python_csv.Error:
         return [line.split(delimiter) for line in lines]
+
+
+def _unlike(names: Sequence[str]) -> list[str]:
+    """Tells repeated names apart."""
+    return [f"{name}{i}" if name in names[:i] else name for i, name in enumerate(names)]
 
 
 def _is_header(rows: Sequence[Sequence[str]]) -> bool:

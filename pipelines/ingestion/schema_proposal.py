@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 
 from embedps.errors import UsageError
 from embedps.features.arrow_kinds import is_list, reduce_kind
+from embedps.features.table_columns import Column
+from embedps.features.text_values import marked_number
 
 from .sample_columns import Sample
 
@@ -30,6 +32,11 @@ _TIME_FORMATS = (
     (r"[0-3]\d[01]\d[0-3]\d[0-2]\d", "%y%m%d%H"),
 )
 _SEPARATORS = ("|", ";", ",", " ")
+_PAIRS = (("no", "yes"), ("n", "y"), ("false", "true"), ("f", "t"), ("negative", "positive"))
+_MARKS = ((".", ","), (",", "."), (",", ""), (",", " "), (",", "\u00a0"), (",", "\u202f"))
+_MARKS += ((".", " "), (".", "\u00a0"), (".", "\u202f"), (".", "'"), (".", "\u2019"))
+"""What numbers may have before the fraction, and between groups of three digits."""
+_WITH_UNIT = r"[^\w+-]{1,3}\s?[-+]?\d[\d.,]*|[-+]?\d[\d.,]*\s?[^\d\s.,]{1,3}"
 _SECONDS = (631_152_000, 4_102_444_800)  # from 1990 to 2100
 _FEW = 20  # distinct whole numbers: more like kinds than like amounts
 _SHOWN = 30
@@ -220,13 +227,30 @@ def _declare_values(column: _Column, values: pa.Array) -> None:
         column.settings |= {"as": "timestamp", **time}
     elif _is_numeric(values):
         _declare_numbers(column, values, distinct)
+    elif (marks := _marks(values)) is not None:
+        _declare_marked(column, values, marks)
     elif distinct == len(values) > 100 and column.words & {"id", "uuid", "guid", "key"}:
         _ignore(column, "each row has its own value, as the id of a row has")
+    elif distinct > _FEW and _all_match(values, _WITH_UNIT):
+        column.settings |= {"as": "categorical", "type": "string"}
+        column.notes.append("numbers with a sign or a unit: to be numeric, they must be alone")
     elif (separator := _separator(values)) is not None:
         element = pc.list_flatten(pc.split_pattern(values, separator))
         column.settings |= {"as": "list", "type": _id_type(element), "separator": separator}
     else:
         column.settings |= {"as": "categorical", "type": _id_type(values)}
+
+
+def _declare_marked(column: _Column, values: pa.Array, marks: Column) -> None:
+    """Declares texts that are numbers in another way of writing."""
+    column.settings["as"] = "numeric"
+    column.settings |= {"decimal": marks.decimal} if marks.decimal != "." else {}
+    column.settings |= {"thousands": marks.thousands} if marks.thousands else {}
+    column.settings["transform"] = ["standardize"]
+    if marks.decimal == "," and not marks.thousands:
+        column.notes.append('as = "list", separator = ",", if these are lists')
+    elif _all_match(values, r"[-+]?\d{1,3}([.,]\d{3})?"):
+        column.notes.append(f'decimal = "{marks.thousands}", if that is no thousands separator')
 
 
 def _declare_numbers(column: _Column, values: pa.Array, distinct: int) -> None:
@@ -236,11 +260,11 @@ def _declare_numbers(column: _Column, values: pa.Array, distinct: int) -> None:
     if whole and column.words & _IDS:
         if distinct == len(values) > 100 and column.words & {"id", "uuid"}:
             column.notes.append('each row has its own value: as = "ignore", if it is a row\'s id')
-        column.settings |= {"as": "categorical", "type": "integer"}
+        column.settings |= {"as": "categorical", "type": "string" if _merges(values) else "integer"}
         if low < 0:
             column.notes.append("the ids -1 and -2 mean missing and rare")
     elif whole and 2 < distinct <= _FEW and len(values) >= _FEW * distinct:
-        column.settings |= {"as": "categorical", "type": "integer"}
+        column.settings |= {"as": "categorical", "type": "string" if _merges(values) else "integer"}
         column.notes.append(f'{distinct} whole numbers: as = "numeric", if they are amounts')
     else:
         column.settings["as"] = "numeric"
@@ -256,7 +280,7 @@ def _declare_numbers(column: _Column, values: pa.Array, distinct: int) -> None:
 
 def _choose_label(columns: Sequence[_Column], label: str | None) -> None:
     """Declares the given column; else the one named as labels are; else the only one of 0 and 1."""
-    named = [c for c in columns if c.words & _LABELS and _may_be_label(c)]
+    named = [c for c in columns if c.words & _LABELS and (_may_be_label(c) or _pair(c.values))]
     if label is not None:
         named = [_given_label(columns, label)]
     binary = [c for c in columns if _is_binary(c)]
@@ -265,18 +289,26 @@ def _choose_label(columns: Sequence[_Column], label: str | None) -> None:
         (chosen,) = binary
     if chosen is None:
         for column in binary:
-            column.notes.append('its values are 0 and 1: as = "label", if it is what is predicted')
+            words = _pair(column.values)
+            values = f"{words[0]} and {words[1]}" if words else "0 and 1"
+            more = f', task = "binary", classes = {_toml(words)}' if words else ""
+            column.notes.append(
+                f'its values are {values}: as = "label"{more}, if it is what is predicted'
+            )
         return
     kept = {key: chosen.settings[key] for key in ("name", "path") if key in chosen.settings}
     chosen.settings = kept | {"as": "label"}
     chosen.notes = [note for note in chosen.notes if not note.startswith(_NOT_READ)]
-    if not {*_numbers(chosen)} <= {0, 1}:
+    if pa.types.is_string(chosen.values.type) and not _is_numeric(chosen.values):
+        chosen.settings |= {"task": "binary", "classes": _two_texts(chosen)}
+        chosen.notes.append("the last one is the positive: swap them if it is not")
+    elif not {*_numbers(chosen)} <= {0, 1}:
         high = pc.max(chosen.values.cast(pa.float64())).as_py()
         positive = round(0.8 * high, 2)
         chosen.settings["positive_from"] = int(positive) if positive == int(positive) else positive
         chosen.notes.append('a click from this number on; task = "number" predicts the number')
     for column in binary:
-        if column is not chosen:
+        if column is not chosen and _pair(column.values) is None:
             column.notes.append('its values are 0 and 1: known before the label, or as = "ignore"?')
 
 
@@ -285,13 +317,24 @@ def _given_label(columns: Sequence[_Column], label: str) -> _Column:
     if not found:
         names = ", ".join(".".join(column.keys) for column in columns)
         raise UsageError(f"label {label!r} must be one of the columns {names}")
-    if not _may_be_label(found[0]):
+    if not _may_be_label(found[0]) and not _two_texts(found[0]):
         kind = found[0].values.type if len(found[0].values) else "no value"
         raise UsageError(
-            f"label {label!r} must hold numbers, it holds {kind}: write 0 and 1, or declare its "
-            "classes in a schema of your own"
+            f"label {label!r} must hold numbers or two texts, it holds {kind}: write 0 and 1, or "
+            "declare its classes in a schema of your own"
         )
     return found[0]
+
+
+def _two_texts(column: _Column) -> list[str]:
+    """Gives the two texts of a column, that of the positives last; empty if they are not two."""
+    values = column.values
+    if not pa.types.is_string(values.type) or _is_numeric(values):
+        return []
+    counts = sorted(pc.value_counts(values).to_pylist(), key=lambda each: -each["counts"])
+    if len(counts) != 2:
+        return []
+    return _pair(values) or [each["values"] for each in counts]  # positives are the rarer ones
 
 
 def _keep_one_time(columns: Sequence[_Column]) -> None:
@@ -310,6 +353,8 @@ def _may_be_label(column: _Column) -> bool:
 
 
 def _is_binary(column: _Column) -> bool:
+    if _pair(column.values) is not None:
+        return True
     return _may_be_label(column) and sorted(_numbers(column)) == [0, 1]
 
 
@@ -352,7 +397,7 @@ def _separator(values: pa.Array) -> str | None:
     if _all_match(values, r"\s*\[.*\]\s*"):
         return ","
     for each in _SEPARATORS[:3]:
-        share = pc.mean(pc.match_substring(values, each).cast(pa.float64())).as_py()
+        share = _share(values, each)
         elements = pc.list_flatten(pc.split_pattern(values, each))
         # Elements come again; sentences do not.
         if share > 0.3 and pc.count_distinct(elements).as_py() < 0.5 * len(elements):
@@ -365,12 +410,46 @@ def _id_type(values: pa.Array) -> str:
     if not pa.types.is_string(values.type):
         return "integer"
     if _all_match(values, r"-?\d{1,18}"):
-        return "integer"
+        return "string" if _merges(values) else "integer"
     return "hex" if _all_match(values, r"[0-9a-fA-F]{8}|[0-9a-fA-F]{16}") else "string"
+
+
+def _merges(values: pa.Array) -> bool:
+    """Tells whether texts that differ are one integer, such as "07" and "7"."""
+    if not pa.types.is_string(values.type) or not _all_match(values, r"-?\d{1,18}"):
+        return False
+    merged = pc.count_distinct(values.cast(pa.int64())).as_py()
+    return bool(merged < pc.count_distinct(values).as_py())
 
 
 def _all_match(values: pa.Array, pattern: str) -> bool:
     return bool(pc.all(pc.match_substring_regex(pc.unique(values), f"^({pattern})$")).as_py())
+
+
+def _marks(values: pa.Array) -> Column | None:
+    """Finds how texts of numbers are written, if not as Python does; None if they are none."""
+    if not pa.types.is_string(values.type):
+        return None
+    for decimal, thousands in _MARKS:
+        column = Column(
+            name="c", role="numeric", type="float", decimal=decimal, thousands=thousands
+        )
+        if _share(values, thousands or decimal) > 0 and _all_match(values, marked_number(column)):
+            return column
+    return None
+
+
+def _pair(values: pa.Array) -> list[str] | None:
+    """Gives two texts, the positive one last, if all values are one of two known words."""
+    if not pa.types.is_string(values.type):
+        return None
+    found = sorted(pc.unique(values).to_pylist(), key=str.lower)
+    return found if tuple(text.lower() for text in found) in _PAIRS else None
+
+
+def _share(values: pa.Array, text: str) -> float:
+    found = pc.mean(pc.match_substring(values, text).cast(pa.float64())).as_py()
+    return float(found or 0)
 
 
 def _has(array: pa.Array, text: str) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedps.errors import DatasetError
+from embedps.errors import DatasetError, UsageError
 from embedps.features.decode import decode_batch, decode_column
 from embedps.features.table_columns import Column
 from embedps.features.table_schema import Table
@@ -377,3 +377,64 @@ def test_a_soft_label_is_the_number_and_may_not_be_missing(texts: list[Any]):
     values, bad = decode_column(column, pa.array([*texts, None]), ("",))
     assert values.to_pylist()[:3] == [0.25, 0, 1]
     assert bad == {3: "must not be missing"}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("1.234,5", 1234.5),
+        ("-1.000.000", -1e6),
+        ("0,25", 0.25),
+        (",5e2", 50.0),
+        ("1234", 1234.0),
+        (None, math.nan),
+        ("1.5", None),  # no group of three digits: not 15
+        ("1234.567", None),
+        ("1,2,3", None),
+        ("1,234.5", None),
+        ("", None),
+        ("é", None),
+    ],
+)
+def test_numbers_with_marks_are_read_or_told(text: str | None, wanted: float | None):
+    marks: dict[str, Any] = {"decimal": ",", "thousands": "."}
+    numeric = Column(name="c", role="numeric", type="float", **marks)
+    values, bad = decode_column(numeric, pa.array(["0,5", text], pa.string()), ())
+    if wanted is None:
+        assert bad == {1: f"must be a number such as 1.234,5, or empty, got {text!r}"}
+    else:
+        assert not bad
+        assert values.to_pylist()[1] == pytest.approx(wanted, nan_ok=True)
+    whole = Column(name="c", role="numeric", type="integer", **marks)
+    assert decode_column(whole, pa.array(["1.000"]), ())[0].to_pylist() == [1000.0]
+    floats = Column(name="c", role="float_list", type="float", separator=";", **marks)
+    assert decode_column(floats, pa.array(["1,5;1.000"]), ())[0].to_pylist() == [[1.5, 1000.0]]
+    typed, bad = decode_column(numeric, pa.array([1.5, None]), ())
+    assert not bad
+    assert typed.to_pylist()[0] == 1.5
+
+
+def test_marks_and_two_texts_are_declared_where_they_have_a_meaning():
+    for fields, said in (
+        ({"role": "categorical", "type": "string", "decimal": ","}, "belong to numbers"),
+        ({"role": "numeric", "type": "float", "thousands": "."}, "must be a character"),
+        ({"role": "numeric", "type": "float", "decimal": ",,"}, "must be a character"),
+        ({"role": "numeric", "type": "float", "decimal": "e"}, "no letters"),
+        ({"role": "label", "type": "number", "classes": ("a", "b", "c")}, "may have two texts"),
+        ({"role": "label", "type": "number", "classes": ("a", "b"), "soft": True}, "either"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Column(name="c", **fields)  # type: ignore[arg-type]
+
+
+def test_label_of_two_texts_is_binary():
+    column = Column(name="c", role="label", type="number", classes=("no", "yes"), optional=True)
+    values, bad = decode_column(column, pa.array(["yes", "no", None, "Yes"]), ())
+    assert values.type == pa.float32()
+    assert values.to_pylist()[:2] == [1, 0]
+    assert math.isnan(values.to_pylist()[2])
+    assert bad == {3: "must be one of 'no' or 'yes', got 'Yes'"}
+    with pytest.raises(DatasetError, match="texts"):
+        decode_column(column, pa.array([True]), ())
+    node = column.to_json()
+    assert (node["task"], node["classes"]) == ("binary", ["no", "yes"])

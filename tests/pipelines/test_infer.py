@@ -249,3 +249,82 @@ def test_a_side_table_is_proposed_as_a_join(tmp_path: Path, capsys: Any):
         infer(InferConfig(input=str(tmp_path / "few.csv"), join_on="item"))
     with pytest.raises(UsageError, match="give --label or --join-on"):
         InferConfig(input=given, join_on="item", label="y")
+
+
+WRITTEN = {  # numbers, and how they are declared
+    "0,5|12,25|3": {"decimal": ","},
+    "1.234,5|7|1.120.000,25": {"decimal": ",", "thousands": "."},
+    "1,234.5|7.25|-12,000": {"thousands": ","},
+    "1 234,5|7|-0,5e3": {"decimal": ",", "thousands": " "},
+    "1\u2019234.5|7": {"thousands": "\u2019"},
+}
+
+
+@pytest.mark.parametrize("texts", WRITTEN)
+def test_numbers_are_read_as_they_are_written(tmp_path: Path, texts: str):
+    values = texts.split("|")
+    path = tmp_path / "log.csv"
+    rows = [f"{i % 2};{values[i % len(values)]}" for i in range(200)]
+    path.write_text("\n".join(["label;price", *rows]), encoding="utf-8")
+    text, columns = proposed(path)
+    assert columns["price"] == {"as": "numeric", **WRITTEN[texts], "transform": ["standardize"]}
+    marks = WRITTEN[texts]
+    plain = text.replace('transform = ["standardize"]', "")
+    assert ingested(path, plain, tmp_path) == 200
+    read = pq.read_table(tmp_path / "set" / "train")["price"].unique().to_pylist()
+
+    def number(value: str) -> float:
+        return float(value.replace(marks.get("thousands", "_"), "").replace(",", "."))
+
+    if marks.get("thousands") == ",":
+        assert sorted(read) == sorted(float(v.replace(",", "")) for v in values)
+    else:
+        assert sorted(read) == sorted(map(number, values))
+
+
+def test_ids_lists_and_amounts_with_units_are_no_numbers(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    rows = [f"{i % 2};{1 << 63 | i};{'1,2,3'[: 1 + i % 3 * 2]};0{i % 9};$ {i},5" for i in range(200)]
+    rows += [f"{i % 2};{1 << 63 | i};4,5;{i % 9};${i}" for i in range(200)]
+    path.write_text("\n".join(["label;big;tags;code;cost", *rows]), encoding="utf-8")
+    text, columns = proposed(path)
+    assert columns["big"]["type"] == "string"
+    assert columns["tags"] == {"as": "list", "type": "integer", "separator": ","}
+    assert columns["code"]["type"] == "string"  # "07" is another than "7"
+    assert columns["cost"] == {"as": "categorical", "type": "string"}
+    assert "numbers with a sign or a unit" in text
+
+
+@pytest.mark.parametrize(
+    ("texts", "name", "classes"),
+    [
+        (("Yes", "No"), "clicked", ["No", "Yes"]),
+        (("True", "False"), "flag", ["False", "True"]),
+        (("lost", "won"), "outcome", None),
+    ],
+)
+def test_two_texts_are_a_label(tmp_path: Path, texts: tuple[str, str], name: str, classes: Any):
+    path = tmp_path / "log.csv"
+    rows = [f"{texts[i % 4 > 0]},{i % 9}" for i in range(200)]
+    path.write_text("\n".join([f"{name},user", *rows]))
+    text, columns = proposed(path)
+    if classes is None:
+        assert columns[name]["as"] == "categorical"
+        text = propose(read_sample(str(path), 1000), name)  # told which one it is
+        columns = {each["name"]: each for each in tomllib.loads(text)["column"]}
+        classes = ["won", "lost"]  # the rarer one is the positive
+    found = columns[name]
+    assert (found["as"], found["task"], found["classes"]) == ("label", "binary", classes)
+    assert ingested(path, text, tmp_path) == 200
+    dataset = Dataset.open(tmp_path / "set")
+    (label,) = dataset.labels
+    assert (label.kind, label.classes) == ("binary", 0)
+    wanted = sum(row.startswith(f"{classes[1]},") for row in rows)
+    assert sum(split.positives for split in dataset.splits.values()) == wanted
+
+
+def test_header_with_a_name_twice_is_refused(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["id,id,label", *(f"{i},{i % 7},{i % 2}" for i in range(200))]))
+    with pytest.raises(DatasetError, match="each column once, but 'id' is repeated"):
+        read_sample(str(path), 1000)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -100,6 +101,33 @@ def stop_a_worker(cluster: Cluster, pid: int) -> int:
     return sum(r.done() for r in results)
 
 
+def outlive_a_call(cluster: LocalCluster) -> list[int]:
+    """Kills the worker of a call that does not end; who attempted it, and has a thread then."""
+    attempts: list[int] = []
+    may_end = threading.Event()
+
+    def attempt(worker: int, number: int) -> None:
+        attempts.append(worker)
+        if len(attempts) == 1:
+            cluster.processes.kill(("worker", worker))
+            may_end.wait()
+
+    cluster._queue.put(attempt, order=0)
+    cluster.join()  # another attempt has ended
+    function = tf.function(lambda x: x)
+    while True:  # its worker takes calls again, beside the thread that waits
+        call = cluster.schedule(function, (tf.constant(0),))
+        cluster.fetch(call)
+        if call.worker == attempts[0]:
+            break
+    may_end.set()
+    name = f"worker {attempts[0]}"
+    while len(left := [t for t in threading.enumerate() if t.name == name]) > 1:
+        time.sleep(0.05)
+    assert cluster._queue._num_taken == 0
+    return [*attempts, len(left)]
+
+
 def come_back_as_another(cluster: LocalCluster) -> str:
     """Has worker 0 start again with another version; why the cluster is lost."""
     lost: list[str] = []
@@ -129,6 +157,9 @@ def main() -> None:
     found |= shard_rows(cluster) | use(cluster)
     if mode == "stop":
         found["ended"] = stop_a_worker(cluster, cluster.processes.pid("worker", 0))
+    if mode == "close":
+        found["attempts"] = outlive_a_call(cluster)
+        found["worker"] = cluster.processes.pid("worker", 0)  # it may be another
     print(json.dumps(found), flush=True)
     if mode == "close":
         print(come_back_as_another(cluster), flush=True)

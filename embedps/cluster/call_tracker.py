@@ -17,7 +17,8 @@ class CallTracker:
     def __init__(self, *, wait_secs: float) -> None:
         """Takes the longest time in which some call must end."""
         self._wait_secs = wait_secs
-        self._busy: dict[int, ScheduledCall] = {}  # maps each busy worker to its call
+        # Maps each busy worker, and the number of its membership, to its call.
+        self._busy: dict[tuple[int, int], ScheduledCall] = {}
         self._lock = threading.Lock()  # guards the three below
         self._num_open = 0  # calls that have not ended
         self._last_end = 0.0  # when a call ended last
@@ -31,11 +32,11 @@ class CallTracker:
             self._num_open += 1
         call.add_done_callback(self._count_end)
 
-    def started(self, worker: int, call: ScheduledCall) -> None:
-        """Records that a worker starts an attempt at a call."""
+    def started(self, worker: tuple[int, int], call: ScheduledCall) -> None:
+        """Records that a worker, of the number of its membership, starts an attempt at a call."""
         self._busy[worker] = call
 
-    def stopped(self, worker: int) -> None:
+    def stopped(self, worker: tuple[int, int]) -> None:
         """Records that a worker's attempt has ended, in any way."""
         self._busy.pop(worker, None)
 
@@ -46,11 +47,11 @@ class CallTracker:
 
     def busy(self) -> list[int]:
         """Lists the workers that run a call."""
-        return list(self._busy)
+        return [worker for worker, _ in [*self._busy]]
 
     def is_busy(self, worker: int) -> bool:
         """Tells whether a worker runs a call."""
-        return worker in self._busy
+        return worker in self.busy()
 
     def describe_stall(self, unresponsive: Collection[TaskId]) -> str:
         """Describes why calls are waited for in vain; returns an empty text if they are not.
@@ -75,7 +76,7 @@ class CallTracker:
         now = time.monotonic()
         busy = [
             f"worker {worker} for {now - call.started_at:.0f} s"
-            for worker, call in sorted(self._busy.items())
+            for (worker, _), call in sorted(self._busy.items(), key=lambda each: each[0])
         ]
         return f"running one: {', '.join(busy)}" if busy else "no worker runs one"
 

@@ -3,6 +3,9 @@
 TensorFlow's ClusterCoordinator does so too, for a cluster that does not change (see membership.py).
 It takes tf.functions only, does not tell which worker runs one, or how often, and a worker that
 stops answering can block all others.
+
+A call to a process that died fails within 0.1 s, but for a few that never do. So a worker that
+comes back gets another thread, and the call is given to another worker.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from tensorflow.python.eager import cancellation
 
 from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
-from embedps.cluster.call_queue import CallQueue
+from embedps.cluster.call_queue import Attempt, CallQueue
 from embedps.cluster.call_tracker import CallTracker
 from embedps.cluster.connection import ServerStrategy
 from embedps.cluster.health import HealthMonitor, use_own_executor
@@ -38,6 +41,7 @@ from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.kernels.tasks import TaskId, check_task, device_of
 
 _TICK_SECS = 0.2
+_STUCK_SECS = 5.0  # a call may need that long to fail, or to be counted, once its worker is gone
 
 
 class CoordinatorCluster(Cluster):
@@ -131,6 +135,7 @@ class CoordinatorCluster(Cluster):
             timeout_secs=server_timeout_secs,
             is_known=lambda task: task[0] == "ps" or self._members.number(task[1]) is not None,
         )
+        self._taken: dict[tuple[int, int], tuple[int, Attempt]] = {}  # by worker and membership
         self._members = Membership(self._health, places, known=known, on_join=self._joined)
         self._placement = VariablePlacement(self.num_ps)
         self._traced: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -140,10 +145,11 @@ class CoordinatorCluster(Cluster):
             refresh=self._members.refresh,
             serve_secs=wait_secs,
         )
-        for worker in places:
-            self._start_thread(worker)
+        for worker in known:
+            self._start_thread(worker, 0)
         if processes is not None:
             processes.on_place = self._place
+            processes.on_end = self._members.lost
             processes.replaces = self._replacement.take
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
@@ -189,7 +195,7 @@ class CoordinatorCluster(Cluster):
             if self._replacement.is_due:
                 call.end(error=ServerLostError("a parameter server is lost"))
                 return
-            self._calls.started(worker, call)
+            self._calls.started((worker, number), call)
             if self._processes is not None:
                 self._processes.unit_started(worker, call)
             on_start()
@@ -197,6 +203,8 @@ class CoordinatorCluster(Cluster):
                 values = cancellations.get_cancelable_function(concrete)(*args)
                 call.end(tf.nest.map_structure(lambda t: t.numpy(), values))
             except BaseException as error:
+                if (worker, number) not in self._taken:
+                    raise  # another worker attempts it
                 call.worker, call.started_at = None, math.inf
                 if call.cancelled() and isinstance(error, tf.errors.CancelledError):
                     return  # it was interrupted, and its worker is not lost
@@ -216,7 +224,9 @@ class CoordinatorCluster(Cluster):
                     raise
                 call.end(error=error)
             finally:
-                self._calls.stopped(worker)
+                self._calls.stopped((worker, number))
+            if (worker, number) not in self._taken:
+                return
             self._losses.works(worker)
             if self._processes is not None:
                 self._processes.unit_ended(worker)
@@ -233,38 +243,66 @@ class CoordinatorCluster(Cluster):
                     self._replacement.find(index, f"parameter server {index} cannot be reached")
         return self._replacement.is_due
 
-    def _start_thread(self, worker: int) -> None:
+    def _start_thread(self, worker: int, number: int) -> None:
         threading.Thread(
-            target=self._run_calls, args=(worker,), name=f"worker {worker}", daemon=True
+            target=self._run_calls, args=(worker, number), name=f"worker {worker}", daemon=True
         ).start()
 
-    def _run_calls(self, worker: int) -> None:
-        """Runs one call after the other on a worker, while it is there; waits while it is not."""
+    def _run_calls(self, worker: int, number: int) -> None:
+        """Runs one call after the other on a worker, for as long as a membership of it lasts."""
         use_own_executor()
         task: TaskId = ("worker", worker)
-        while (number := self._members.await_member(worker)) is not None:
+        while self._members.number(worker) == number:
             if task in self._health.draining():
                 self._health.allow_shutdown(task)
                 while task in self._health.draining():
                     time.sleep(_TICK_SECS)
                 self._members.lost(worker, number)
-                continue
+                break
             taken = self._queue.take(partial(self._takes_calls, worker, number))
             if taken is None:
                 continue
-            order, attempt = taken
+            self._taken[worker, number] = taken
             try:
                 with tf.device(device_of(task)):
-                    attempt(worker, number)
+                    taken[1](worker, number)
             except BaseException as error:
-                self._queue.put(attempt, order=order)  # for another worker
+                self._give_back(worker, number)
                 if not isinstance(error, tf.errors.CancelledError):
                     self._members.lost(worker, number)
+            else:
+                if self._taken.pop((worker, number), None) is not None:
+                    self._queue.ended()
             finally:
-                self._queue.ended()
                 # The last holder of a function tells every worker that it is gone. That is now, not
                 # when it takes another call, when a worker may be stopped.
-                del taken, attempt
+                del taken
+
+    def _give_back(self, worker: int, number: int) -> bool:
+        """Has another worker attempt a worker's call, if none does; tells whether none did."""
+        taken = self._taken.pop((worker, number), None)
+        if taken is None:
+            return False
+        self._queue.put(taken[1], order=taken[0])
+        self._queue.ended()
+        return True
+
+    def _give_back_stuck(self, gone: dict[tuple[int, int], float]) -> None:
+        """Gives calls back that do not end although their worker is gone.
+
+        Args:
+          gone: since when the workers of calls are, by time.monotonic(); it is kept here.
+        """
+        now = time.monotonic()
+        for worker, number in [*self._taken]:
+            if self._members.number(worker) == number:
+                continue
+            since = gone.setdefault((worker, number), now)
+            if now - since > _STUCK_SECS and self._give_back(worker, number):
+                self._calls.stopped((worker, number))
+                self._calls.count_lost_attempt()
+        for each in gone.keys() - self._taken.keys():
+            del gone[each]
 
     def _takes_calls(self, worker: int, number: int) -> bool:
         """Tells whether a worker is there, as of a number of its membership, and stays."""
@@ -281,10 +319,11 @@ class CoordinatorCluster(Cluster):
         else:
             self._health.add(("worker", worker), address)
             self.num_workers += 1
-            self._start_thread(worker)
 
-    def _joined(self, worker: int) -> None:
-        self._news.append(f"worker {worker} joined: {self._describe_workers()}")
+    def _joined(self, worker: int, number: int, is_new: bool) -> None:
+        self._start_thread(worker, number)
+        if is_new:
+            self._news.append(f"worker {worker} joined: {self._describe_workers()}")
 
     def _describe_workers(self) -> str:
         return f"{self.present_workers} of {self.num_workers} workers are there"
@@ -405,7 +444,9 @@ class CoordinatorCluster(Cluster):
         return is_closed or self._closed.is_set()
 
     def _watch(self) -> None:
+        gone: dict[tuple[int, int], float] = {}
         while not self._closed.wait(_TICK_SECS):
+            self._give_back_stuck(gone)
             lost = self._check_servers()
             if lost is not None and not self._closed.is_set():
                 self._on_lost(lost)

@@ -172,7 +172,7 @@ class HealthMonitor:
             return {t for t, start in self._pending.items() if start < before and t in self._alive}
 
     def unreachable(self) -> set[TaskId]:
-        """Returns servers whose address refused two probes in a row."""
+        """Returns servers that two probes in a row did not reach; also workers begun anew."""
         with self._lock:
             return {task for task, count in self._refusals.items() if count >= 2}
 
@@ -252,7 +252,9 @@ class HealthMonitor:
             self.refuse(error)
             self._note(task, alive=False)
         except tf.errors.OpError as error:
-            self._note(task, alive=False, refused=isinstance(error, tf.errors.UnavailableError))
+            # Another process, which is there since the last probe, knows nothing of this client.
+            refused = task[0] == "worker" or isinstance(error, tf.errors.UnavailableError)
+            self._note(task, alive=False, refused=refused)
 
     def _note(
         self,

@@ -65,6 +65,7 @@ class LocalProcesses:
         self.replaces: Callable[[int, str], bool] = lambda index, why: False
         # Told the address of a worker that was not one before, and None for one that left for good.
         self.on_place: Callable[[int, str | None], None] = lambda index, address: None
+        self.on_end: Callable[[int], None] = lambda index: None  # told a worker whose process ended
         self._num_workers = num_workers  # that there are to be
         self._leaving: set[int] = set()  # workers that were told to end for good
         for job, count in (("ps", num_ps), ("worker", num_workers)):
@@ -161,6 +162,8 @@ class LocalProcesses:
             code = process.poll()
             if code is None:
                 continue
+            if job == "worker":
+                self.on_end(index)
             if job == "worker" and index in self._leaving:
                 if index >= self._num_workers:
                     self._leave(index)

@@ -38,7 +38,7 @@ class Membership:
         places: Mapping[int, str],
         *,
         known: Iterable[int],
-        on_join: Callable[[int], None] = lambda worker: None,
+        on_join: Callable[[int, int, bool], None],
     ) -> None:
         """Starts to look for workers that come.
 
@@ -46,7 +46,8 @@ class Membership:
           health: tells which tasks serve.
           places: the address of each worker, by index, that may be there.
           known: those in TensorFlow's definition now; each is a member.
-          on_join: called, on another thread, with a worker that came for the first time.
+          on_join: called, on another thread, with a worker that came, the number of its membership,
+            and whether it came for the first time.
         """
         self._health = health
         self._on_join = on_join
@@ -75,20 +76,10 @@ class Membership:
         with self._changed:
             return (self._seen & self._places.keys()) - self._numbers.keys()
 
-    def await_member(self, worker: int) -> int | None:
-        """Waits until a worker is a member; returns its number, or None once it has no place."""
-
-        def decided() -> bool:
-            return self._closed or worker in self._numbers or worker not in self._places
-
+    def lost(self, worker: int, number: int | None = None) -> None:
+        """Takes that a worker is gone; without effect if it is a member anew since that number."""
         with self._changed:
-            self._changed.wait_for(decided)
-            return None if self._closed else self._numbers.get(worker)
-
-    def lost(self, worker: int, number: int) -> None:
-        """Takes that a worker is gone; without effect if it is a member anew since."""
-        with self._changed:
-            if self._numbers.get(worker) == number:
+            if worker in self._numbers and number in (None, self._numbers[worker]):
                 del self._numbers[worker]
                 self._changed.notify_all()
 
@@ -179,10 +170,10 @@ class Membership:
                 return  # one of them went meanwhile
         with self._changed:
             for worker in joining & self._places.keys():
-                self._numbers[worker] = next(self._next)
-                if worker not in self._seen:
-                    self._seen.add(worker)
-                    self._on_join(worker)
+                number = self._numbers[worker] = next(self._next)
+                is_new = worker not in self._seen
+                self._seen.add(worker)
+                self._on_join(worker, number, is_new)
             self._changed.notify_all()
 
     def _tell(self, definition: tf.train.ServerDef) -> None:

@@ -138,7 +138,7 @@ def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told, runnin
     for worker in running:
         attempt = ScheduledCall()
         attempt.started_at = now - 99
-        calls.started(worker, attempt)
+        calls.started((worker, 0), attempt)
     told += "; running one: worker 1 for 700 s" if running else "; no worker runs one"
     now += 590
     assert cluster._check_servers() is None
@@ -224,6 +224,8 @@ def test_processes_of_a_local_cluster_do_the_work_and_end_with_it(tmp_path):
         os.close(handle)
 
     assert found["done"]
+    assert len(found["attempts"]) == 3  # two at the call, and one thread is left of two
+    assert found["attempts"][2] == 1
     assert found["squares"] == [i * i for i in range(8)]
     assert found["after_error"] == 81
     assert "must be below 0" in found["error"]

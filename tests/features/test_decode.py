@@ -424,7 +424,7 @@ def test_marks_and_two_texts_are_declared_where_they_have_a_meaning():
         ({"role": "label", "type": "number", "classes": ("a", "b"), "soft": True}, "either"),
     ):
         with pytest.raises(UsageError, match=said):
-            Column(name="c", **fields)  # type: ignore[arg-type]
+            Column(name="c", **fields)
 
 
 def test_label_of_two_texts_is_binary():

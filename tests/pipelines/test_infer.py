@@ -284,7 +284,9 @@ def test_numbers_are_read_as_they_are_written(tmp_path: Path, texts: str):
 
 def test_ids_lists_and_amounts_with_units_are_no_numbers(tmp_path: Path):
     path = tmp_path / "log.csv"
-    rows = [f"{i % 2};{1 << 63 | i};{'1,2,3'[: 1 + i % 3 * 2]};0{i % 9};$ {i},5" for i in range(200)]
+    rows = [
+        f"{i % 2};{1 << 63 | i};{'1,2,3'[: 1 + i % 3 * 2]};0{i % 9};$ {i},5" for i in range(200)
+    ]
     rows += [f"{i % 2};{1 << 63 | i};4,5;{i % 9};${i}" for i in range(200)]
     path.write_text("\n".join(["label;big;tags;code;cost", *rows]), encoding="utf-8")
     text, columns = proposed(path)

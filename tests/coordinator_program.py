@@ -153,13 +153,14 @@ def main() -> None:
         log_dir=Path(log_dir),
         server_timeout_secs=600,
     )
-    found = {"ps": cluster.processes.pid("ps", 0), "worker": cluster.processes.pid("worker", 0)}
+    pid = cluster.processes.pid
+    found: dict[str, Any] = {"ps": pid("ps", 0), "worker": pid("worker", 0)}
     found |= shard_rows(cluster) | use(cluster)
     if mode == "stop":
-        found["ended"] = stop_a_worker(cluster, cluster.processes.pid("worker", 0))
+        found["ended"] = stop_a_worker(cluster, pid("worker", 0))
     if mode == "close":
         found["attempts"] = outlive_a_call(cluster)
-        found["worker"] = cluster.processes.pid("worker", 0)  # it may be another
+        found["worker"] = pid("worker", 0)  # it may be another
     print(json.dumps(found), flush=True)
     if mode == "close":
         print(come_back_as_another(cluster), flush=True)

@@ -75,9 +75,9 @@ def _label(text: str, positive_from: float | None, is_soft: bool) -> float:
         return value
     if positive_from is not None:
         return float(_float(text) >= positive_from)
-    if text not in ("0", "1"):
+    if text not in ("0", "1") and not (_FLOAT.fullmatch(text) and float(text) in (0, 1)):
         raise ValueError(f"must be 0 or 1, got {_shown(text)}")
-    return float(text)
+    return float(text)  # pandas writes 1.0 where a label was missing
 
 
 def _label_decoder(column: Column) -> Callable[[str], float | int]:

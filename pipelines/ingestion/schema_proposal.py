@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from embedps.errors import UsageError
 from embedps.features.arrow_kinds import is_list, reduce_kind
 from embedps.features.table_columns import Column
-from embedps.features.text_values import marked_number
 
 from .sample_columns import Sample
+from .written_texts import all_match, marks_of, share_with, time_formats, two_words
 
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N", "-", "?")
 _LABELS = {"label", "labels", "target", "y", "click", "clicks", "clicked", "like", "liked"}
@@ -24,20 +24,7 @@ _LABELS |= {"buy", "bought", "purchase", "purchased", "conversion", "converted",
 _IDS = {"id", "ids", "user", "item", "ad", "campaign", "sku", "session", "device", "ip", "code"}
 _IDS |= {"cookie", "zip", "site", "app", "product", "movie", "track", "category", "cat", "shop"}
 _TIMES = {"time", "timestamp", "ts", "date", "datetime", "hour", "day", "at", "when"}
-_TIME_FORMATS = (
-    (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?", "iso"),
-    (r"\d{4}/\d\d/\d\d", "%Y/%m/%d"),
-    (r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d", "%Y/%m/%d %H:%M:%S"),
-    (r"20[0-3]\d[01]\d[0-3]\d", "%Y%m%d"),
-    (r"[0-3]\d[01]\d[0-3]\d[0-2]\d", "%y%m%d%H"),
-)
 _SEPARATORS = ("|", ";", ",", " ")
-_PAIRS = (("no", "yes"), ("n", "y"), ("false", "true"), ("f", "t"), ("negative", "positive"))
-_MARKS = (
-    *((".", ","), (",", "."), (",", ""), (",", " "), (",", "\u00a0"), (",", "\u202f")),
-    *((".", " "), (".", "\u00a0"), (".", "\u202f"), (".", "'"), (".", "\u2019")),
-)
-"""What numbers may have before the fraction, and between groups of three digits."""
 _WITH_UNIT = r"[^\w+-]{1,3}\s?[-+]?\d[\d.,]*|[-+]?\d[\d.,]*\s?[^\d\s.,]{1,3}"
 _SECONDS = (631_152_000, 4_102_444_800)  # from 1990 to 2100
 _FEW = 20  # distinct whole numbers: more like kinds than like amounts
@@ -229,11 +216,11 @@ def _declare_values(column: _Column, values: pa.Array) -> None:
         column.settings |= {"as": "timestamp", **time}
     elif _is_numeric(values):
         _declare_numbers(column, values, distinct)
-    elif (marks := _marks(values)) is not None:
+    elif (marks := marks_of(values)) is not None:
         _declare_marked(column, values, marks)
     elif distinct == len(values) > 100 and column.words & {"id", "uuid", "guid", "key"}:
         _ignore(column, "each row has its own value, as the id of a row has")
-    elif distinct > _FEW and _all_match(values, _WITH_UNIT):
+    elif distinct > _FEW and all_match(values, _WITH_UNIT):
         column.settings |= {"as": "categorical", "type": "string"}
         column.notes.append("numbers with a sign or a unit: to be numeric, they must be alone")
     elif (separator := _separator(values)) is not None:
@@ -251,7 +238,7 @@ def _declare_marked(column: _Column, values: pa.Array, marks: Column) -> None:
     column.settings["transform"] = ["standardize"]
     if marks.decimal == "," and not marks.thousands:
         column.notes.append('as = "list", separator = ",", if these are lists')
-    elif _all_match(values, r"[-+]?\d{1,3}([.,]\d{3})?"):
+    elif all_match(values, r"[-+]?\d{1,3}([.,]\d{3})?"):
         column.notes.append(f'decimal = "{marks.thousands}", if that is no thousands separator')
 
 
@@ -282,7 +269,7 @@ def _declare_numbers(column: _Column, values: pa.Array, distinct: int) -> None:
 
 def _choose_label(columns: Sequence[_Column], label: str | None) -> None:
     """Declares the given column; else the one named as labels are; else the only one of 0 and 1."""
-    named = [c for c in columns if c.words & _LABELS and (_may_be_label(c) or _pair(c.values))]
+    named = [c for c in columns if c.words & _LABELS and (_may_be_label(c) or two_words(c.values))]
     if label is not None:
         named = [_given_label(columns, label)]
     binary = [c for c in columns if _is_binary(c)]
@@ -291,7 +278,7 @@ def _choose_label(columns: Sequence[_Column], label: str | None) -> None:
         (chosen,) = binary
     if chosen is None:
         for column in binary:
-            words = _pair(column.values)
+            words = two_words(column.values)
             values = f"{words[0]} and {words[1]}" if words else "0 and 1"
             more = f', task = "binary", classes = {_toml(words)}' if words else ""
             column.notes.append(
@@ -310,7 +297,7 @@ def _choose_label(columns: Sequence[_Column], label: str | None) -> None:
         chosen.settings["positive_from"] = int(positive) if positive == int(positive) else positive
         chosen.notes.append('a click from this number on; task = "number" predicts the number')
     for column in binary:
-        if column is not chosen and _pair(column.values) is None:
+        if column is not chosen and two_words(column.values) is None:
             column.notes.append('its values are 0 and 1: known before the label, or as = "ignore"?')
 
 
@@ -336,7 +323,7 @@ def _two_texts(column: _Column) -> list[str]:
     counts = sorted(pc.value_counts(values).to_pylist(), key=lambda each: -each["counts"])
     if len(counts) != 2:
         return []
-    return _pair(values) or [each["values"] for each in counts]  # positives are the rarer ones
+    return two_words(values) or [each["values"] for each in counts]  # positives are the rarer ones
 
 
 def _keep_one_time(columns: Sequence[_Column]) -> None:
@@ -355,7 +342,7 @@ def _may_be_label(column: _Column) -> bool:
 
 
 def _is_binary(column: _Column) -> bool:
-    if _pair(column.values) is not None:
+    if two_words(column.values) is not None:
         return True
     return _may_be_label(column) and sorted(_numbers(column)) == [0, 1]
 
@@ -374,14 +361,16 @@ def _is_numeric(values: pa.Array) -> bool:
             or pa.types.is_decimal(kind)
             or pa.types.is_boolean(kind)
         )
-    return _all_match(values, r"[-+]?(\d{1,15}|\d*\.\d+|\d+\.\d*)([eE][-+]?\d{1,2})?")
+    return all_match(values, r"[-+]?(\d{1,15}|\d*\.\d+|\d+\.\d*)([eE][-+]?\d{1,2})?")
 
 
 def _time(column: _Column, values: pa.Array) -> dict[str, Any] | None:
     """Returns the settings of a timestamp; None if the values are no times."""
     if pa.types.is_string(values.type) and not _is_numeric(values):
-        found = next((f for p, f in _TIME_FORMATS if _all_match(values, p)), None)
-        return None if found is None else {"format": found}
+        fit = time_formats(values)
+        if len(fit) > 1:
+            column.notes.append(f'format = "{fit[1]}", if the day is after the month')
+        return {"format": fit[0]} if fit else None
     if not column.words & _TIMES or not _is_numeric(values) or pa.types.is_boolean(values.type):
         return None
     low, high = pc.min_max(values.cast(pa.float64())).as_py().values()
@@ -389,17 +378,16 @@ def _time(column: _Column, values: pa.Array) -> dict[str, Any] | None:
         return {"type": "seconds"}
     if 1000 * _SECONDS[0] <= low and high <= 1000 * _SECONDS[1]:
         return {"type": "milliseconds"}
-    texts = values.cast(pa.string())
-    found = next((f for p, f in _TIME_FORMATS if _all_match(texts, p)), None)
-    return None if found is None or not pa.types.is_string(values.type) else {"format": found}
+    fit = time_formats(values) if pa.types.is_string(values.type) else []
+    return {"format": fit[0]} if fit else None
 
 
 def _separator(values: pa.Array) -> str | None:
     """Finds what separates the elements of texts that are lists; None if they are none."""
-    if _all_match(values, r"\s*\[.*\]\s*"):
+    if all_match(values, r"\s*\[.*\]\s*"):
         return ","
     for each in _SEPARATORS[:3]:
-        share = _share(values, each)
+        share = share_with(values, each)
         elements = pc.list_flatten(pc.split_pattern(values, each))
         # Elements come again; sentences do not.
         if share > 0.3 and pc.count_distinct(elements).as_py() < 0.5 * len(elements):
@@ -411,47 +399,17 @@ def _id_type(values: pa.Array) -> str:
     values, _ = reduce_kind(values)
     if not pa.types.is_string(values.type):
         return "integer"
-    if _all_match(values, r"-?\d{1,18}"):
+    if all_match(values, r"-?\d{1,18}"):
         return "string" if _merges(values) else "integer"
-    return "hex" if _all_match(values, r"[0-9a-fA-F]{8}|[0-9a-fA-F]{16}") else "string"
+    return "hex" if all_match(values, r"[0-9a-fA-F]{8}|[0-9a-fA-F]{16}") else "string"
 
 
 def _merges(values: pa.Array) -> bool:
     """Tells whether texts that differ are one integer, such as "07" and "7"."""
-    if not pa.types.is_string(values.type) or not _all_match(values, r"-?\d{1,18}"):
+    if not pa.types.is_string(values.type) or not all_match(values, r"-?\d{1,18}"):
         return False
     merged = pc.count_distinct(values.cast(pa.int64())).as_py()
     return bool(merged < pc.count_distinct(values).as_py())
-
-
-def _all_match(values: pa.Array, pattern: str) -> bool:
-    return bool(pc.all(pc.match_substring_regex(pc.unique(values), f"^({pattern})$")).as_py())
-
-
-def _marks(values: pa.Array) -> Column | None:
-    """Finds how texts of numbers are written, if not as Python does; None if they are none."""
-    if not pa.types.is_string(values.type):
-        return None
-    for decimal, thousands in _MARKS:
-        column = Column(
-            name="c", role="numeric", type="float", decimal=decimal, thousands=thousands
-        )
-        if _share(values, thousands or decimal) > 0 and _all_match(values, marked_number(column)):
-            return column
-    return None
-
-
-def _pair(values: pa.Array) -> list[str] | None:
-    """Gives two texts, the positive one last, if all values are one of two known words."""
-    if not pa.types.is_string(values.type):
-        return None
-    found = sorted(pc.unique(values).to_pylist(), key=str.lower)
-    return found if tuple(text.lower() for text in found) in _PAIRS else None
-
-
-def _share(values: pa.Array, text: str) -> float:
-    found = pc.mean(pc.match_substring(values, text).cast(pa.float64())).as_py()
-    return float(found or 0)
 
 
 def _has(array: pa.Array, text: str) -> bool:

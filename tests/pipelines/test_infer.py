@@ -330,3 +330,29 @@ def test_header_with_a_name_twice_is_refused(tmp_path: Path):
     path.write_text("\n".join(["id,id,label", *(f"{i},{i % 7},{i % 2}" for i in range(200))]))
     with pytest.raises(DatasetError, match="each column once, but 'id' is repeated"):
         read_sample(str(path), 1000)
+
+
+@pytest.mark.parametrize(
+    ("times", "wanted", "told"),
+    [
+        ("28/04/2026|3/4/2026", "%d/%m/%Y", False),
+        ("4/28/2026 1:05 PM|12/9/2026 11:05 AM", "%m/%d/%Y %I:%M %p", False),
+        ("3/4/2026 13:05|4/4/2026 9:00", "%d/%m/%Y %H:%M", True),
+        ("28.4.2026 13:05:09|1.4.2026 1:05:09", "%d.%m.%Y %H:%M:%S", False),
+        ("99/99/2026|1/1/2026", None, False),
+    ],
+)
+def test_dates_are_told_by_what_they_can_be(
+    tmp_path: Path, times: str, wanted: str | None, told: bool
+):
+    path, texts = tmp_path / "log.csv", times.split("|")
+    rows = [f"{i % 2}.0,{texts[i % len(texts)]},{i % 5}" for i in range(200)]
+    path.write_text("\n".join(["label,when,user", *rows]))
+    text, columns = proposed(path)
+    assert columns["label"] == {"as": "label"}  # as pandas writes it
+    assert (", if the day is after the month" in text) is told
+    if wanted is None:
+        assert columns["when"]["as"] == "categorical"
+    else:
+        assert columns["when"] == {"as": "timestamp", "format": wanted}
+    assert ingested(path, text, tmp_path) == 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -42,8 +44,8 @@ def marks_of(values: pa.Array) -> Column | None:
         return None
     for decimal, thousands in _MARKS:
         if share_with(values, thousands or decimal) > 0:
-            marks = {"decimal": decimal, "thousands": thousands}
-            column = Column(name="c", role="numeric", type="float", **marks)
+            plain = Column(name="c", role="numeric", type="float")
+            column = replace(plain, decimal=decimal, thousands=thousands)
             if all_match(values, marked_number(column)):
                 return column
     return None

@@ -109,15 +109,18 @@ def serve(
 
 def _time_lookups(tables: Any, ids: Keys) -> list[float]:
     """Looks up batch after batch; gives the milliseconds of each."""
+    firsts = range(0, ids.shape[1] - BATCH + 1, BATCH)
+    return [1000 * time_lookup(tables, ids[:, at : at + BATCH], insert=True)[0] for at in firsts]
+
+
+def time_lookup(tables: Any, ids: Keys, *, insert: bool) -> tuple[float, int]:
+    """Looks up a batch's rows in one shard of a group; gives the seconds, and how many rows."""
     (group,), ((store,),) = tables.groups, tables.stores
-    found = []
-    for first in range(0, ids.shape[1] - BATCH + 1, BATCH):
-        batch = {f"C{i + 1}": tf.constant(c[first : first + BATCH]) for i, c in enumerate(ids)}
-        asked = tables.route(batch).routed[0].request(0)
-        began = time.perf_counter()
-        ops.lookup(store, asked.ids, asked.splits, dim=group.dim, insert=True)
-        found.append(1000 * (time.perf_counter() - began))
-    return found
+    batch = {f"C{i + 1}": tf.constant(c) for i, c in enumerate(ids)}
+    asked = tables.route(batch).routed[0].request(0)
+    began = time.perf_counter()
+    ops.lookup(store, asked.ids, asked.splits, dim=group.dim, insert=insert)
+    return time.perf_counter() - began, len(asked.ids)
 
 
 def stream_of(ids: Keys, sizes: Sequence[int]) -> tuple[Keys, Keys, Keys]:

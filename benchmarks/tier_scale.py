@@ -1,21 +1,20 @@
 """Trains tables that one machine's memory does not hold: `python -m benchmarks.tier_scale`.
 
-DLRM trains in one process, by the library's Trainer, with the coldest rows on disk. The first
-examples have new ids only, so each makes 26 rows; those that follow have ids by Zipf's law, with
-labels that follow from them. Meanwhile a thread looks up the rows of new batches, which nobody read
-ahead, and times each lookup. At the end the run is saved and scored: its eval split has ids by the
-law, and some that are as often any row, so most of these are on disk. Then `embedps checkpoint
-verify` reads the checkpoint, and another process restores it on other shards with the same limit
-and scores it. All scores must have the same bits.
+DLRM, with a small network, trains in one process by the library's Trainer, with the coldest rows
+on disk. The first examples have new ids only, so each makes 26 rows; those that follow have ids by
+Zipf's law, with labels that follow from them. Meanwhile a thread looks up the rows of new batches,
+which nobody read ahead, and times each lookup. At the end the run is saved and scored: its eval
+split has ids by the law, and some that are as often any row, so most of these are on disk. Then
+`embedps checkpoint verify` reads the checkpoint, and another process restores it on other shards
+with the same limit and scores it. All scores must have the same bits.
 
 Files are in a folder of the disk that is to be measured; they take about 190 bytes per row of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -44,6 +43,7 @@ from embedps.data.dataset import describe_file
 from embedps.data.dataset_metadata import Split
 from embedps.errors import EmbedpsError
 from embedps.evaluation.evaluator import Evaluator
+from embedps.models import dlrm
 from embedps.run.opened_run import open_run
 from embedps.tables.tier import Tiered
 
@@ -160,7 +160,8 @@ class _Noted(embedps.Callback):
         self._card, self._left = rows, examples
 
     def on_unit_end(self, run: Any, event: Any) -> None:
-        assert self.trainer is not None
+        if self.trainer is None:
+            return
         tables, is_fill = self.trainer.collection, event.unit.path.endswith(_FILL)
         (shard,), tier = tables.use(), tables.tier_stats()
         counts = {k: v for k, v in tier._asdict().items() if k not in ("rows_on_disk", "errors")}
@@ -207,8 +208,9 @@ def train(
         max_memory_bytes=max_bytes,
         spill_dir=f"{folder}/spill",
     )
+    network = dlrm.Config(bottom_mlp=(32, 16), top_mlp=(32, 1))
     noted = _Noted(rows, rows + examples)
-    trainer = embedps.Trainer.from_config(config, callbacks=[noted])
+    trainer = embedps.Trainer.from_config(config, network, callbacks=[noted])
     noted.trainer = trainer
     began = time.monotonic()
     result = trainer.fit()
@@ -259,20 +261,24 @@ def _scores(found: Mapping[str, Any]) -> dict[str, float]:
     return {k: found[k] for k in ("auc", "logloss", "calibration", "examples")}
 
 
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _peak(pid: int | str = "self") -> int:
+    """Returns the most memory that a process had, since it began to run its program."""
+    with open(f"/proc/{pid}/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
 
 
 def _verify(folder: Path) -> dict[str, float]:
     """Runs `embedps checkpoint verify`; gives its seconds and its peak of memory."""
-    began = time.monotonic()
+    began, peak = time.monotonic(), 0
     line = [sys.executable, "-m", "embedps", "checkpoint", "verify", str(folder / "model")]
     with subprocess.Popen(line) as process:
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        while process.poll() is None:
+            with contextlib.suppress(StopIteration):
+                peak = max(peak, _peak(process.pid))
+            time.sleep(0.2)
     if process.returncode:
         raise child.ChildError(f"embedps checkpoint verify ended with {process.returncode}")
-    return {"secs": time.monotonic() - began, "peak_bytes": used.ru_maxrss * 1024}
+    return {"secs": time.monotonic() - began, "peak_bytes": peak}
 
 
 def _rows_per_step(data: Path) -> float:
@@ -301,16 +307,15 @@ def measure(config: Config, run: Run) -> Content:
             stats_secs=config.stats_secs,
         )
         results = _of_training(trained, per_step)
-        print(f"trained: {results}", flush=True)
+        run.save({"results": results})
         results["verify"] = _verify(folder)
-        print(f"verified: {results['verify']}", flush=True)
+        run.save({"results": results})
         results["restore"] = restored = child.call(
             "benchmarks.tier_scale:restore",
             folder=name,
             shards=config.shards,
             max_bytes=config.restore_bytes or config.max_memory_bytes,
         )
-        print(f"restored: {restored}", flush=True)
         if restored["scores"] != trained["scores"]:
             raise EmbedpsError(
                 f"the scores must be those before the save, {trained['scores']}, but are "

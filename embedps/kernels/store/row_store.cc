@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
@@ -295,7 +294,8 @@ uint32_t RowStore::LastStep() const {
   return static_cast<uint32_t>(std::max<int64_t>(steps_.load(std::memory_order_relaxed), 1) - 1);
 }
 
-void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, OutgoingRows* outgoing) {
+void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, RowsLeft* left,
+                         OutgoingRows* outgoing) {
   const int table = bin / kStripes;
   Stripe& stripe = *stripes_[bin];
   // Take the open list. A row stays listed until it is copied: the copy contains earlier changes,
@@ -340,13 +340,15 @@ void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, OutgoingRows*
     outgoing->Reserve(1);
     outgoing->AppendRemoval(table, removed[i]);
   }
+  const bool leaves = !left->empty();
+  if (leaves) (*left)[bin].resize(num_rows);
   std::vector<uint32_t> numbers;
   RowTier::Fetched fetched;
   RowTier::Image image(tier_.get());
   for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
     const uint32_t last = std::min(num_rows, first + kSliceRows);
     outgoing->Reserve(last - first);  // not under the lock
-    if (tier_) {
+    if (tier_ && !leaves) {
       numbers.clear();
       for (uint32_t i = first; i < last; ++i) {
         numbers.push_back(kind == CutKind::kDelta ? rows[i] : i);
@@ -361,6 +363,10 @@ void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, OutgoingRows*
         stripe.PrefetchRow(rows[i + kAheadRows]);
       }
       RowHeader* row = stripe.Row(number);
+      if (leaves && row->live && layout_.IsOnDisk(*row)) {
+        (*left)[bin][number] = true;  // it stays listed until it is copied
+        continue;
+      }
       if (row->live) {
         const RowHeader* const whole = ViewRow(bin, number, fetched, &image);
         if (whole != nullptr) outgoing->AppendRow(table, *whole);
@@ -391,11 +397,13 @@ Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* 
   // Before the rows: an id that is admitted in between is then in both, and its row counts.
   if (counters != nullptr) counted = CutCounters(kind, drop_pending, this_cut, *counters);
   OutgoingRows outgoing(layout_, OptimizerSlots(config_.optimizer, config_.dim), sink);
+  RowsLeft left = kind == CutKind::kBase ? NoneLeft() : RowsLeft();
   for (size_t i = 0; i < stripes_.size(); ++i) {
     // Every stripe closes its list even after the sink has failed, or the lists would belong to
     // different cuts.
-    CutStripe(static_cast<int>(i), kind, drop_pending, &outgoing);
+    CutStripe(static_cast<int>(i), kind, drop_pending, &left, &outgoing);
   }
+  if (!left.empty()) CopyLeft(/*unlists=*/true, [] { return true; }, &left, &outgoing);
   const Status status = outgoing.Flush();
   *cut = this_cut;
   EMBEDPS_RETURN_IF_ERROR(failure());
@@ -405,8 +413,8 @@ Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* 
 Status RowStore::Copy(const RowSink& sink) {
   const int64_t stopped = copies_stopped_;
   OutgoingRows outgoing(layout_, OptimizerSlots(config_.optimizer, config_.dim), sink);
-  std::vector<uint32_t> numbers;
-  RowTier::Fetched fetched;
+  RowsLeft left = NoneLeft();
+  const bool leaves = !left.empty();
   RowTier::Image image(tier_.get());
   for (size_t i = 0; i < stripes_.size(); ++i) {
     Stripe& stripe = *stripes_[i];
@@ -415,24 +423,28 @@ Status RowStore::Copy(const RowSink& sink) {
       const MutexLock lock(&stripe.mutex);
       num_rows = stripe.used();
     }
+    if (leaves) left[i].resize(num_rows);
     for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
       if (copies_stopped_ != stopped) return Status::IoError("the copy was stopped");
       const uint32_t last = std::min(num_rows, first + kSliceRows);
       outgoing.Reserve(last - first);  // not under the lock
-      if (tier_) {
-        numbers.resize(last - first);
-        std::iota(numbers.begin(), numbers.end(), first);
-        FetchRows(static_cast<int>(i), numbers, &fetched);
-      }
       const MutexLock lock(&stripe.mutex);
       for (uint32_t number = first; number < last; ++number) {
         RowHeader* row = stripe.Row(number);
         if (!row->live) continue;
-        const RowHeader* const whole = ViewRow(static_cast<int>(i), number, fetched, &image);
+        if (leaves && layout_.IsOnDisk(*row)) {
+          left[i][number] = true;
+          continue;
+        }
+        const RowHeader* const whole = ViewRow(static_cast<int>(i), number, {}, &image);
         if (whole != nullptr) outgoing.AppendRow(i / kStripes, *whole);
         if (!row->saved) row->saved = 1;
       }
     }
+  }
+  if (leaves) {
+    CopyLeft(/*unlists=*/false, [&] { return copies_stopped_ == stopped; }, &left, &outgoing);
+    if (copies_stopped_ != stopped) return Status::IoError("the copy was stopped");
   }
   const Status status = outgoing.Flush();
   EMBEDPS_RETURN_IF_ERROR(failure());

@@ -355,7 +355,15 @@ class RowStore {
                   float* embeddings) const;
   // Writes what an id reads as once its staged record is applied.
   void ReadRecord(int table, const StagedRows& staged, int64_t at, float* out) const;
-  void CutStripe(int bin, CutKind kind, bool drop_pending, OutgoingRows* outgoing);
+  // The rows of a base or a copy that were on disk when the others of their stripe were copied, by
+  // stripe and number. They follow in the order in which they lie there: one by one they would be
+  // as many random reads. Empty if no row is on disk.
+  using RowsLeft = std::vector<std::vector<bool>>;
+  RowsLeft NoneLeft() const;
+  // Copies these. With `unlists` later changes list a row again. Stops once `goes_on` is false.
+  void CopyLeft(bool unlists, const std::function<bool()>& goes_on, RowsLeft* left,
+                OutgoingRows* outgoing);
+  void CutStripe(int bin, CutKind kind, bool drop_pending, RowsLeft* left, OutgoingRows* outgoing);
 
   const RowStoreConfig config_;
   const std::unique_ptr<BodyArena> arena_;  // null if no row is on disk

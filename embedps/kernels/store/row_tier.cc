@@ -93,6 +93,20 @@ Status RowTier::Fetch(Fetched* fetched) {
   return failure();
 }
 
+void RowTier::Scan(
+    const std::function<bool(int64_t rows)>& begins,
+    const std::function<bool(int bin, uint32_t number, const char* floats)>& visit) {
+  log_.Scan(begins, [&](const SpillLog::OnDisk& record) {
+    Stripe& stripe = *(*owner_.stripes)[record.bin];
+    const MutexLock lock(&stripe.mutex);
+    const uint32_t number = stripe.Find(stripe.HashOf(record.id), record.id);
+    if (number == kNone) return false;
+    const uint32_t place = PlaceOf(*stripe.Row(number));
+    const bool is_live = (place & kOnDisk) != 0 && (place & kPlaceMask) == record.location;
+    return is_live && log_.IsCurrent(record) && visit(record.bin, number, record.payload);
+  });
+}
+
 void RowTier::Begin(int bin, uint32_t number) {
   RowHeader* const row = RowAt(bin, number);
   SetPlace(kNoPlace, row);
@@ -164,7 +178,7 @@ const RowHeader* RowTier::ViewOnDisk(int bin, const RowHeader& row, Image* image
   return payload == nullptr ? nullptr : Copy(row, payload, image);
 }
 
-const RowHeader* RowTier::Copy(const RowHeader& row, const char* payload, Image* image) {
+const RowHeader* RowTier::Copy(const RowHeader& row, const char* floats, Image* image) {
   if (image->slot_ == kNoSlot) {
     const MutexLock lock(&mutex_);
     if (image_slots_.empty()) {
@@ -177,7 +191,7 @@ const RowHeader* RowTier::Copy(const RowHeader& row, const char* payload, Image*
   }
   image->head_.header = row;
   image->head_.place = image->slot_;
-  std::memcpy(owner_.arena->At(image->slot_)->floats(), payload, owner_.arena->body_bytes());
+  std::memcpy(owner_.arena->At(image->slot_)->floats(), floats, owner_.arena->body_bytes());
   return &image->head_.header;
 }
 

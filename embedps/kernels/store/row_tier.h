@@ -107,6 +107,12 @@ class RowTier : private TierMemory::Holder {
   // Reads what was noted. The caller holds no lock.
   Status Fetch(Fetched* fetched);
 
+  // Visits rows on disk in the order in which they lie there, and holds the stripe's lock for each;
+  // the floats are valid meanwhile. Before some of them it asks `begins`, without a lock. Both are
+  // as of SpillLog::Scan, which leaves rows out.
+  void Scan(const std::function<bool(int64_t rows)>& begins,
+            const std::function<bool(int bin, uint32_t number, const char* floats)>& visit);
+
   // ---- the caller holds the stripe's lock ----------------------------------------------------
 
   // Gives a new row memory for its floats, or one whose floats will be written anew.
@@ -128,7 +134,8 @@ class RowTier : private TierMemory::Holder {
   const RowHeader* View(int bin, uint32_t number, const Fetched& fetched, int64_t key,
                         Image* image);
 
-  // The same of a row on disk.
+  // The same of a row on disk, whose floats a Scan gives or are to be read.
+  const RowHeader* Copy(const RowHeader& row, const char* floats, Image* image);
   const RowHeader* ViewOnDisk(int bin, const RowHeader& row, Image* image);
 
   // --------------------------------------------------------------------------------------------
@@ -172,7 +179,6 @@ class RowTier : private TierMemory::Holder {
                       std::vector<char>* own);
   // Gives a row on disk a slot with its floats; returns the slot, as TakeSlot does.
   uint32_t ComeIn(int bin, uint32_t number, const char* payload, bool may_evict);
-  const RowHeader* Copy(const RowHeader& row, const char* payload, Image* image);
   void Drop(int bin, uint32_t number);
   void Clear(int bin);
   bool MoveRecord(int bin, int64_t id, uint32_t location, const char* payload);

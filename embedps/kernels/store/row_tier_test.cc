@@ -58,6 +58,13 @@ struct Twins {
   }
 
   void ExpectSameRecords(CutKind kind, int64_t since, int64_t* cut) {
+    if (kind == CutKind::kBase) {  // in another order: first the rows in memory
+      Rows a, b;
+      *cut = CutOnto(plain.get(), kind, since, &a);
+      EXPECT_EQ(CutOnto(tiered.get(), kind, since, &b), *cut);
+      EXPECT_TRUE(a == b);
+      return;
+    }
     int64_t other = -1;
     const auto a = RecordsOf(plain.get(), kind, since, cut);
     const auto b = RecordsOf(tiered.get(), kind, since, &other);
@@ -193,6 +200,85 @@ TEST(RowsThatAreReadAheadAreInMemoryAndHaveTheSameBits) {
   twins.tiered->WaitForAhead();
   twins.ExpectSame();
   EXPECT_TRUE(BaseOf(twins.plain.get()) == BaseOf(twins.tiered.get()));
+}
+
+TEST(BasesAndCopiesReadTheDiskInItsOrder) {
+  const TemporaryDirectory directory;
+  Twins twins(Config(0), directory.Path(""));
+  constexpr int64_t kRows = 60000;
+  std::mt19937_64 random(3);
+  for (int64_t id = 0; id < kRows; id += 1000) {
+    twins.Step(Batch{Range(id, id + 1000), {}}, 1, &random);
+  }
+  const auto disk_reads = [&] { return twins.tiered->tier()->stats().log.disk_reads; };
+  const int64_t buffers = twins.tiered->tier()->stats().log.bytes / (4 << 10);
+  int64_t before = disk_reads();
+  const Rows all = BaseOf(twins.tiered.get());
+  EXPECT_TRUE(all == BaseOf(twins.plain.get()));
+  // Those of the buffers, and of the last segment's rows.
+  EXPECT_TRUE(disk_reads() - before < buffers + 400);
+  before = disk_reads();
+  Rows copied;
+  EXPECT_OK(twins.tiered->Copy([&](const RowColumns& columns) {
+    Apply(columns, kDim, &copied);
+    return Status::Ok();
+  }));
+  EXPECT_TRUE(copied == all);
+  EXPECT_TRUE(disk_reads() - before < buffers + 400);
+}
+
+// Rows change, come, go, and move between memory and disk while they are copied.
+TEST(ABaseBesideStepsIsBroughtUpToDateByTheNextDelta) {
+  for (const bool is_copy : {false, true}) {
+    const TemporaryDirectory directory;
+    Twins twins(Config(0), directory.Path(""));
+    std::mt19937_64 random(4);
+    uint32_t step = 1;
+    for (int64_t id = 0; id < 40000; id += 1000) {
+      twins.Step(Batch{Range(id, id + 1000), Range(id, id + 100)}, step, &random);
+    }
+    Rows rows, others;
+    int64_t cut = CutOnto(twins.tiered.get(), CutKind::kBase, -1, &others);
+    const int64_t since = cut;
+    int batches = 0;
+    const RowSink train = [&](const RowColumns& columns) {
+      Apply(columns, kDim, &rows);
+      ++batches;
+      const auto gone = SomeIds(&random, 40, 40000);
+      const auto count = static_cast<int64_t>(gone.size());
+      for (RowStore* store : {twins.plain.get(), twins.tiered.get()}) {
+        store->Remove(0, gone.data(), count);
+      }
+      const Batch batch{SomeIds(&random, 900, 45000), SomeIds(&random, 300, 5000)};
+      twins.Step(batch, ++step, &random);
+      return Status::Ok();
+    };
+    if (is_copy) {
+      EXPECT_OK(twins.tiered->Copy(train));
+    } else {
+      EXPECT_OK(twins.tiered->Cut(CutKind::kBase, -1, train, &cut));
+    }
+    EXPECT_TRUE(batches > 10);
+    CutOnto(twins.tiered.get(), CutKind::kDelta, is_copy ? since : cut, &rows);
+    EXPECT_TRUE(rows == BaseOf(twins.plain.get()));
+  }
+}
+
+TEST(ACopyThatIsStoppedEndsOnTheDiskToo) {
+  const TemporaryDirectory directory;
+  RowStoreConfig config = Config(0);
+  config.tier_memory = MakeMemory(directory.Path(""));
+  RowStore store(config);
+  for (int64_t id = 0; id < 60000; id += 1000) Lookup(&store, Batch{Range(id, id + 1000), {}});
+  const int64_t in_memory = 60000 - store.tier()->stats().rows_on_disk[0];
+  int64_t rows = 0;
+  EXPECT_STATUS(store.Copy([&](const RowColumns& columns) {
+    rows += columns.num_rows;
+    if (rows > in_memory + 2000) store.StopCopies();
+    return Status::Ok();
+  }),
+                StatusCode::kIoError, "the copy was stopped");
+  EXPECT_TRUE(rows > in_memory + 2000 && rows < 50000);
 }
 
 TEST(RowsMoveWhenMemoryShrinksForHeads) {

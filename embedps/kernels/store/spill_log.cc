@@ -481,6 +481,16 @@ bool SpillLog::IsCurrent(const Read& read) const {
   return read.found && number < segments_.size() && segments_[number].get() == read.segment;
 }
 
+bool SpillLog::IsCurrent(const OnDisk& record) const {
+  const MutexLock lock(&mutex_);
+  const size_t number = record.location / segment_records_;
+  return number < segments_.size() && segments_[number].get() == record.segment;
+}
+
+bool SpillLog::IsClosed(const Segment& segment) const {
+  return segment.used == segment_records_ && segment.unwritten == 0;
+}
+
 int64_t SpillLog::NumRecords() const { return num_segments_ * segment_records_; }
 
 bool SpillLog::IsOverShare(int64_t times) const {
@@ -490,10 +500,7 @@ bool SpillLog::IsOverShare(int64_t times) const {
 std::shared_ptr<SpillLog::Segment> SpillLog::Emptiest() const {
   std::shared_ptr<Segment> emptiest;
   for (const auto& segment : segments_) {
-    if (segment == nullptr || segment->damaged || segment->unwritten > 0 ||
-        segment->used < segment_records_) {
-      continue;
-    }
+    if (segment == nullptr || segment->damaged || !IsClosed(*segment)) continue;
     if (emptiest == nullptr || segment->live < emptiest->live) emptiest = segment;
   }
   const double most = kMostLive * static_cast<double>(segment_records_);
@@ -544,35 +551,69 @@ void SpillLog::Compact() {
   }
 }
 
+bool SpillLog::VisitBuffer(const Segment& segment, int64_t first,
+                           const std::function<bool(const OnDisk& record)>& visit) const {
+  const char* records;
+  if (!ReadBytes(segment, first, buffer_records_, &records).ok()) return false;
+  bool is_whole = true;
+  for (int64_t index = first; index < first + buffer_records_; ++index) {
+    const char* const record = records + OffsetOf(index);
+    if (!IsWhole(segment, index, record)) {
+      is_whole = false;
+      continue;
+    }
+    RecordHeader header;
+    std::memcpy(&header, record, sizeof(header));
+    const auto location = static_cast<uint32_t>(segment.number * segment_records_ + index);
+    if (!visit({header.bin, header.id, location, record + sizeof(header), &segment})) break;
+  }
+  return is_whole;
+}
+
 bool SpillLog::CompactOne(const std::shared_ptr<Segment>& segment,
                           const std::function<void()>& pause) {
+  bool has_place = true;
   for (int64_t first = 0; first < segment_records_; first += buffer_records_) {
-    const char* records;
-    if (!ReadBytes(*segment, first, buffer_records_, &records).ok()) {
-      // Whoever needs one of its records will find out, and say so.
-      const MutexLock lock(&mutex_);
-      segment->damaged = true;
-      return true;
-    }
-    for (int64_t i = 0; i < buffer_records_; ++i) {
-      const char* record = records + OffsetOf(first + i);
-      if (!IsWhole(*segment, first + i, record)) {
-        const MutexLock lock(&mutex_);
-        segment->damaged = true;
-        continue;
-      }
-      RecordHeader header;
-      std::memcpy(&header, record, sizeof(header));
-      const auto location = static_cast<uint32_t>(segment->number * segment_records_ + first + i);
-      if (!move_(header.bin, header.id, location, record + sizeof(header))) return false;
-    }
+    const bool is_whole = VisitBuffer(*segment, first, [&](const OnDisk& record) {
+      has_place = move_(record.bin, record.id, record.location, record.payload);
+      return has_place;
+    });
     {
       const MutexLock lock(&mutex_);
+      // Whoever needs one of its records will find out, and say so.
+      if (!is_whole) segment->damaged = true;
+      if (!has_place) return false;
       if (ended_ || segments_[segment->number] != segment) return true;
     }
     pause();
   }
   return true;
+}
+
+void SpillLog::Scan(const std::function<bool(int64_t records)>& begins,
+                    const std::function<bool(const OnDisk& record)>& visit) {
+  std::vector<std::shared_ptr<Segment>> closed;
+  {
+    const MutexLock lock(&mutex_);
+    for (const auto& segment : segments_) {
+      if (segment != nullptr && IsClosed(*segment)) closed.push_back(segment);
+    }
+  }
+  for (auto& segment : closed) {
+    for (int64_t first = 0; first < segment_records_; first += buffer_records_) {
+      if (!begins(buffer_records_)) return;
+      int64_t needed = 0;
+      (void)VisitBuffer(*segment, first, [&](const OnDisk& record) {
+        needed += visit(record);
+        return true;
+      });
+      const MutexLock lock(&mutex_);
+      ++stats_.disk_reads;
+      stats_.read += needed;
+      if (segments_[segment->number] != segment) break;  // what it had moved, or is dead
+    }
+    segment.reset();
+  }
 }
 
 SpillLog::Stats SpillLog::stats() const {

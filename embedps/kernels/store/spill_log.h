@@ -68,6 +68,15 @@ class SpillLog {
   // there. Returns false if the log has no place.
   using Move = std::function<bool(int bin, int64_t id, uint32_t location, const char* payload)>;
 
+  // A record on disk, dead or live.
+  struct OnDisk {
+    int bin;
+    int64_t id;
+    uint32_t location;
+    const char* payload;
+    const void* segment;
+  };
+
   // `name` is of the log, for messages. `readers` outlives it.
   SpillLog(const TierConfig& config, std::string name, size_t payload_bytes, ReadPool* readers);
   ~SpillLog();
@@ -94,6 +103,15 @@ class SpillLog {
 
   // Whether a record that was found is still the one at its location.
   bool IsCurrent(const Read& read) const;
+  bool IsCurrent(const OnDisk& record) const;
+
+  // Reads the files from their beginnings to their ends, and gives the records of each buffer.
+  // Before a buffer it asks `begins` with the most records that it may have, and ends if that
+  // returns false. `visit` returns whether it needed the record. Left out are records that are
+  // still to be written, that come meanwhile, and that cannot be read: who needs one of them asks
+  // ReadAll.
+  void Scan(const std::function<bool(int64_t records)>& begins,
+            const std::function<bool(const OnDisk& record)>& visit);
 
   // Counts a record that a call of `move` appended.
   void CountMove();
@@ -148,6 +166,12 @@ class SpillLog {
   int64_t NumRecords() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // of all files
   bool IsOverShare(int64_t times) const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Segment> Emptiest() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether all its records are on disk.
+  bool IsClosed(const Segment& segment) const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives the whole records of the buffer that begins with record `first`, until `visit` returns
+  // false. Returns false if one is damaged or cannot be read.
+  bool VisitBuffer(const Segment& segment, int64_t first,
+                   const std::function<bool(const OnDisk& record)>& visit) const;
   void Compact();
   bool CompactOne(const std::shared_ptr<Segment>& segment, const std::function<void()>& pause);
 

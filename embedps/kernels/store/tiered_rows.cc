@@ -15,6 +15,11 @@
 #include "embedps/kernels/store/stripe_order.h"
 
 namespace embedps {
+namespace {
+
+constexpr uint32_t kSliceRows = 256;  // rows to copy while holding a stripe's lock
+
+}  // namespace
 
 void RowStore::MakeTier() {
   RowTier::Owner owner;
@@ -145,6 +150,58 @@ void RowStore::FetchRows(int bin, const std::vector<uint32_t>& numbers,
     }
   }
   (void)tier_->Fetch(fetched);
+}
+
+RowStore::RowsLeft RowStore::NoneLeft() const {
+  return RowsLeft(tier_ == nullptr ? 0 : stripes_.size());
+}
+
+void RowStore::CopyLeft(bool unlists, const std::function<bool()>& goes_on, RowsLeft* left,
+                        OutgoingRows* outgoing) {
+  RowTier::Image image(tier_.get());
+  // Takes a row, whose stripe's lock is held.
+  const auto take = [&](int bin, uint32_t number, const RowHeader* whole)
+                        NO_THREAD_SAFETY_ANALYSIS {
+                          RowHeader* const row = stripes_[bin]->Row(number);
+                          (*left)[bin][number] = false;
+                          if (whole != nullptr) outgoing->AppendRow(bin / kStripes, *whole);
+                          if (!row->saved) row->saved = 1;
+                          if (unlists && row->listed) row->listed = 0;
+                        };
+  const auto begins = [&](int64_t rows) {
+    if (!goes_on()) return false;
+    outgoing->Reserve(static_cast<uint32_t>(rows));
+    return true;
+  };
+  tier_->Scan(begins, [&](int bin, uint32_t number, const char* floats) NO_THREAD_SAFETY_ANALYSIS {
+    const std::vector<bool>& of_stripe = (*left)[bin];
+    if (number >= of_stripe.size() || !of_stripe[number]) return false;
+    take(bin, number, tier_->Copy(*stripes_[bin]->Row(number), floats, &image));
+    return true;
+  });
+  // What came into memory, moved on disk, or was not there yet.
+  std::vector<uint32_t> numbers;
+  RowTier::Fetched fetched;
+  for (size_t bin = 0; bin < left->size(); ++bin) {
+    std::vector<bool>& of_stripe = (*left)[bin];
+    auto next = std::find(of_stripe.begin(), of_stripe.end(), true);
+    while (next != of_stripe.end()) {
+      numbers.clear();
+      for (; next != of_stripe.end() && numbers.size() < kSliceRows;
+           next = std::find(next + 1, of_stripe.end(), true)) {
+        numbers.push_back(static_cast<uint32_t>(next - of_stripe.begin()));
+      }
+      if (!begins(static_cast<int64_t>(numbers.size()))) return;
+      FetchRows(static_cast<int>(bin), numbers, &fetched);
+      const Stripe& stripe = *stripes_[bin];
+      const MutexLock lock(&stripe.mutex);
+      for (const uint32_t number : numbers) {
+        if (!stripe.Row(number)->live) continue;
+        take(static_cast<int>(bin), number,
+             ViewRow(static_cast<int>(bin), number, fetched, &image));
+      }
+    }
+  }
 }
 
 }  // namespace embedps

@@ -150,12 +150,11 @@ class _Probe(threading.Thread):
 
 
 class _Noted(embedps.Callback):
-    """Notes the state of the tables at the end of each unit, and when the last one was saved."""
+    """Notes the state of the tables at the end of each unit."""
 
     def __init__(self, rows: int, examples: int) -> None:
         self.trainer: embedps.Trainer | None = None
         self.units: list[dict[str, Any]] = []
-        self.saved = 0.0
         self.probe: _Probe | None = None
         self._card, self._left = rows, examples
 
@@ -186,9 +185,6 @@ class _Noted(embedps.Callback):
             self.probe = _Probe(tables, self._card)
             self.probe.start()
 
-    def on_checkpoint(self, run: Any, event: Any) -> None:
-        self.saved = time.monotonic()
-
 
 def train(
     folder: str, rows: int, max_bytes: int, examples: int, stats_secs: float
@@ -217,8 +213,6 @@ def train(
     return {
         "began": began,
         "units": noted.units,
-        "saved": noted.saved,
-        "ended": time.monotonic(),
         "lookup_secs": noted.probe.secs if noted.probe else [],
         "scores": _scores(result.summary["evaluation"]),
         "saves": result.summary["checkpoint"],
@@ -361,7 +355,6 @@ def _of_training(trained: dict[str, Any], per_step: float) -> dict[str, Any]:
         },
         "save_secs": saves["secs"],
         "save_bytes": saves["bytes"],
-        "score_secs": trained["ended"] - trained["saved"],
         "scores": trained["scores"],
         "units": [
             [round(u["at"] - trained["began"], 1), u["rows"], u["rows_on_disk"], u["memory_bytes"]]

@@ -35,4 +35,5 @@ def test_the_dataset_has_new_ids_before_the_others(tmp_path: Path) -> None:
     assert [file.rows for file in train.files] == [1000, 300]
     first, later = (pq.read_table(tmp_path / file.path) for file in train.files)
     assert first["C7"].to_pylist() == list(range(1000))
-    assert 0 <= min(later["C7"].to_pylist()) and max(later["C7"].to_pylist()) < 1000
+    assert min(later["C7"].to_pylist()) >= 0
+    assert max(later["C7"].to_pylist()) < 1000

@@ -93,9 +93,8 @@ Status RowTier::Fetch(Fetched* fetched) {
   return failure();
 }
 
-void RowTier::Scan(
-    const std::function<bool(int64_t rows)>& begins,
-    const std::function<bool(int bin, uint32_t number, const char* floats)>& visit) {
+void RowTier::Scan(const std::function<bool(int64_t rows)>& begins,
+                   const std::function<bool(int bin, uint32_t number, const char* floats)>& visit) {
   log_.Scan(begins, [&](const SpillLog::OnDisk& record) {
     Stripe& stripe = *(*owner_.stripes)[record.bin];
     const MutexLock lock(&stripe.mutex);

@@ -47,13 +47,13 @@ struct __attribute__((packed, aligned(4))) RowHeader {
 };
 inline constexpr size_t kHeaderBytes = 16;
 
-// Returns the stripe of a row, by RowHash: rows are in files in the order of stripes, and rows of
-// one stripe displace each other at a limit, in each run in the same way. So whoever chooses ids
-// can put them all into one stripe. It is as fast and as small as if they were spread, except that
-// there is one lock for them, and that it takes kMaxStripeRows rows. Stripe sizes grow evenly from
-// the first to the last, which has twice as many rows. If all stripes had the same size, all
-// segments of a table's indexes would be full and split at the same time, and a lookup that inserts
-// would wait for a split in each stripe.
+// Returns the stripe of a row, by RowHash: rows in memory are in files in the order of stripes, and
+// rows of one stripe displace each other at a limit, in each run in the same way. So whoever
+// chooses ids can put them all into one stripe. It is as fast and as small as if they were spread,
+// except that there is one lock for them, and that it takes kMaxStripeRows rows. Stripe sizes grow
+// evenly from the first to the last, which has twice as many rows. If all stripes had the same
+// size, all segments of a table's indexes would be full and split at the same time, and a lookup
+// that inserts would wait for a split in each stripe.
 inline int StripeOf(uint64_t row_hash) {
   constexpr uint64_t kOne = uint64_t{1} << kStripeBits;
   const uint64_t x = row_hash & (kOne - 1);

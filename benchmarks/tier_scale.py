@@ -105,7 +105,7 @@ def labels_of(ids: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float32]:
     mixed *= np.arange(1, 2 * TABLES, 2, dtype=np.uint64)[:, None]
     logits = ((mixed >> np.uint64(40)) / 2**24 - 0.5).sum(axis=0) - 1.2
     drawn = np.random.default_rng([seed, 7]).random(len(logits))
-    return (drawn < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    return np.asarray(drawn < 1 / (1 + np.exp(-logits)), np.float32)
 
 
 def write_dataset(folder: Path, rows: int, examples: int, held_out: int) -> None:

@@ -314,7 +314,7 @@ class RowStore {
   // fails the tier.
   void FetchRows(int bin, const std::vector<uint32_t>& numbers, RowTier::Fetched* fetched) const;
   // The same of those whose norms a scan takes, among a slice of a stripe's rows.
-  void FetchSome(int bin, uint32_t first, RowTier::Fetched* fetched) const;
+  void FetchSome(int bin, uint32_t first, uint32_t stride, RowTier::Fetched* fetched) const;
   // Gives a row for a copy of its floats; null if it cannot be read. The caller holds the lock.
   const RowHeader* ViewRow(int bin, uint32_t number, const RowTier::Fetched& fetched,
                            RowTier::Image* image) const NO_THREAD_SAFETY_ANALYSIS {

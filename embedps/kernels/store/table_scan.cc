@@ -47,13 +47,14 @@ std::vector<TableScan::HotId> HottestIds::Take() {
   return std::move(heap_);
 }
 
-void RowStore::FetchSome(int bin, uint32_t first, RowTier::Fetched* fetched) const {
+void RowStore::FetchSome(int bin, uint32_t first, uint32_t stride,
+                         RowTier::Fetched* fetched) const {
   std::vector<uint32_t> numbers;
   {
     const Stripe& stripe = *stripes_[bin];
     const MutexLock lock(&stripe.mutex);
     for (uint32_t number = first; number < std::min(first + kSliceRows, stripe.used()); ++number) {
-      if (number % TableScan::kNormStride == 0) numbers.push_back(number);
+      if (number % stride == 0) numbers.push_back(number);
     }
   }
   FetchRows(bin, numbers, fetched);
@@ -64,11 +65,12 @@ TableScan RowStore::Scan(int table, const std::function<void()>& pause) const {
   HottestIds hottest;
   RowTier::Fetched fetched;
   RowTier::Image image(tier_.get());
+  const uint32_t stride = TableScan::NormStrideOf(table_rows_[table]);
   for (int i = 0; i < kStripes; ++i) {
     const int bin = table * kStripes + i;
     const Stripe& stripe = *stripes_[bin];
     for (uint32_t first = 0;; first += kSliceRows) {
-      if (tier_) FetchSome(bin, first, &fetched);
+      if (tier_) FetchSome(bin, first, stride, &fetched);
       {
         const MutexLock lock(&stripe.mutex);
         if (first >= stripe.used()) break;
@@ -80,7 +82,7 @@ TableScan RowStore::Scan(int table, const std::function<void()>& pause) const {
           scan.updates += row.frequency;
           scan.frequencies.Add(row.frequency);
           hottest.Add(row.id, row.frequency);
-          if (number % TableScan::kNormStride == 0) {
+          if (number % stride == 0) {
             const RowHeader* const whole = ViewRow(bin, number, fetched, &image);
             if (whole == nullptr) continue;
             scan.norms.Add(std::sqrt(layout_.SquaredNorm(*whole, kNeverEnough)));

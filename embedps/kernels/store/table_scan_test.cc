@@ -79,6 +79,19 @@ TEST(AScanCountsRowsUpdatesAndNorms) {
   EXPECT_EQ(Scan(store, 1).rows, 1);
 }
 
+TEST(AScanTakesFewNormsOfALargeTable) {
+  RowStore store(MakeConfig(2, 1));
+  for (const int64_t rows : {60'000, 200'000, 700'000}) {
+    Lookup(&store, Batch{Range(0, rows)});
+    const TableScan scan = Scan(store, 0);
+    EXPECT_EQ(scan.rows, rows);
+    int64_t norms = 0;
+    for (const int64_t count : scan.norms.counts()) norms += count;
+    EXPECT_TRUE(norms > TableScan::kMostNorms / 2);
+    EXPECT_TRUE(norms <= TableScan::kMostNorms + kStripes);  // each stripe's first row
+  }
+}
+
 TEST(RemovedRowsAreNotScanned) {
   RowStore store(MakeConfig(2, 1));
   Lookup(&store, Batch{Range(0, 100)});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
@@ -415,6 +416,8 @@ Status RowStore::Copy(const RowSink& sink) {
   OutgoingRows outgoing(layout_, OptimizerSlots(config_.optimizer, config_.dim), sink);
   RowsLeft left = NoneLeft();
   const bool leaves = !left.empty();
+  std::vector<uint32_t> numbers;
+  RowTier::Fetched fetched;
   RowTier::Image image(tier_.get());
   for (size_t i = 0; i < stripes_.size(); ++i) {
     Stripe& stripe = *stripes_[i];
@@ -428,6 +431,11 @@ Status RowStore::Copy(const RowSink& sink) {
       if (copies_stopped_ != stopped) return Status::IoError("the copy was stopped");
       const uint32_t last = std::min(num_rows, first + kSliceRows);
       outgoing.Reserve(last - first);  // not under the lock
+      if (tier_ && !leaves) {
+        numbers.resize(last - first);
+        std::iota(numbers.begin(), numbers.end(), first);
+        FetchRows(static_cast<int>(i), numbers, &fetched);
+      }
       const MutexLock lock(&stripe.mutex);
       for (uint32_t number = first; number < last; ++number) {
         RowHeader* row = stripe.Row(number);
@@ -436,7 +444,7 @@ Status RowStore::Copy(const RowSink& sink) {
           left[i][number] = true;
           continue;
         }
-        const RowHeader* const whole = ViewRow(static_cast<int>(i), number, {}, &image);
+        const RowHeader* const whole = ViewRow(static_cast<int>(i), number, fetched, &image);
         if (whole != nullptr) outgoing.AppendRow(i / kStripes, *whole);
         if (!row->saved) row->saved = 1;
       }

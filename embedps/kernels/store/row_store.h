@@ -357,7 +357,7 @@ class RowStore {
   void ReadRecord(int table, const StagedRows& staged, int64_t at, float* out) const;
   // The rows of a base or a copy that were on disk when the others of their stripe were copied, by
   // stripe and number. They follow in the order in which they lie there: one by one they would be
-  // as many random reads. Empty if no row is on disk.
+  // as many random reads. Empty if few rows are on disk.
   using RowsLeft = std::vector<std::vector<bool>>;
   RowsLeft NoneLeft() const;
   // Copies these. With `unlists` later changes list a row again. Stops once `goes_on` is false.

@@ -97,6 +97,10 @@ class RowTier : private TierMemory::Holder {
 
   // Whether a row is on disk.
   bool has_spilled() const { return num_spilled_.load(std::memory_order_relaxed) > 0; }
+  // Whether so many rows are on disk that a base reads them in the disk's order.
+  bool has_many_on_disk() const {
+    return num_spilled_.load(std::memory_order_relaxed) >= memory_->config().many_rows;
+  }
 
   // Waits, if too much of the disk is taken by rows that are no longer there. The caller holds no
   // lock.

@@ -153,7 +153,7 @@ void RowStore::FetchRows(int bin, const std::vector<uint32_t>& numbers,
 }
 
 RowStore::RowsLeft RowStore::NoneLeft() const {
-  return RowsLeft(tier_ == nullptr ? 0 : stripes_.size());
+  return RowsLeft(tier_ != nullptr && tier_->has_many_on_disk() ? stripes_.size() : 0);
 }
 
 void RowStore::CopyLeft(bool unlists, const std::function<bool()>& goes_on, RowsLeft* left,

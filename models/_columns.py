@@ -58,6 +58,23 @@ def numeric_waves() -> Any:
     )
 
 
+def numeric_l2() -> Any:
+    """Declares the option of the penalty of the numbers' linear weights."""
+    return option(
+        0.0,
+        "L2 penalty of the numbers' linear weights: half of this times the sum of their squares, "
+        "beside the sum of the losses of all training rows",
+        least=0,
+        most=1e30,
+    )
+
+
+def numeric_penalty(dataset: Dataset, strength: float) -> float:
+    """Gives what multiplies the sum of squares in a step's loss, which is a mean."""
+    rows = dataset.split("train").rows if "train" in dataset.splits else 0
+    return strength / (2 * rows) if rows else 0.0
+
+
 def crosses() -> Any:
     """Declares the option of combinations of columns."""
     return option(

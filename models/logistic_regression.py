@@ -21,6 +21,8 @@ from ._columns import (
     declare,
     make_numerics,
     numeric_bins,
+    numeric_l2,
+    numeric_penalty,
     numeric_waves,
 )
 
@@ -42,6 +44,7 @@ class Config(PolicyOptions):
 
     numeric_bins: int = numeric_bins()
     numeric_waves: int = numeric_waves()
+    numeric_l2: float = numeric_l2()
     cross: tuple[str, ...] = crosses()
 
     def __post_init__(self) -> None:
@@ -71,12 +74,13 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     def build() -> Any:
         from embedps.layers.embeddings import Embeddings
 
-        from .networks.linear import LogisticRegression
+        from .networks.linear import Linear, LogisticRegression
 
         return LogisticRegression(
             Embeddings(features),
             label=dataset.label,
             numerics=make_numerics(dataset, config.numeric_bins, config.numeric_waves),
+            linear=Linear(numeric_penalty(dataset, config.numeric_l2)),
         )
 
     return click_recommender("logistic_regression", config, dataset, build)

@@ -33,6 +33,8 @@ _MAX_CROSSES = 10
 _ADAGRAD = {"sparse_optimizer": "rowwise_adagrad", "sparse_learning_rate": 0.05}
 _DECAYED = {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
 """Rows that L2 keeps near 0, rather than few and small steps: ids of many examples learn more."""
+_SHRUNK = {"numeric_l2": 30.0, "dense_learning_rate": 0.01}
+"""For few positives, of which free weights of numbers learn the noise too."""
 _WIDE = {"deep_mlp": (256, 128), "top_mlp": (256, 128), "bottom_mlp": (256, 64)}
 _NARROW = {name: PRESETS["small"][name] for name in _WIDE}
 _FREER = {"sparse_learning_rate": 3.0, "numeric_bins": 48, "dense_learning_rate": 0.01}
@@ -40,7 +42,8 @@ _FREEST = {"sparse_learning_rate": 10.0, "numeric_bins": 48, "dense_learning_rat
 """For labels that follow from what a row shows: SGD of few steps shrinks weights as L2 does."""
 _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", {}),
-    ("logistic_regression", _DECAYED),
+    ("logistic_regression", {**_DECAYED, "row_weight_decay": 0.006, **_SHRUNK}),
+    ("logistic_regression", _SHRUNK),
     ("logistic_regression", {**_FREER, "cross": None}),
     ("logistic_regression", {**_FREEST, "cross": None}),
     ("wide_deep", {}),
@@ -55,7 +58,8 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("fm", {}),
     ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
     ("logistic_regression", {"cross": None}),
-    ("logistic_regression", {"numeric_bins": 0, "dense_learning_rate": 0.01}),
+    ("logistic_regression", {**_SHRUNK, "numeric_bins": 0}),
+    ("logistic_regression", _DECAYED),
     ("dcn_v2", {}),
     ("wide_deep", {"min_count": 5, "sparse_learning_rate": 0.3}),
     ("wide_deep", {"embedding_dim": 4, "dense_learning_rate": 0.003}),
@@ -187,6 +191,7 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
     yield {"embedding_dim": max(1, now.get("embedding_dim", 8) // 2)}
     if dataset.numeric:
         yield {"numeric_bins": 48 if now.get("numeric_bins", 0) < 48 else 16}
+        yield {"numeric_l2": 0.0 if now.get("numeric_l2") else 30.0}
         yield {"numeric_waves": 0 if now.get("numeric_waves", 0) else 8}
     if crosses := _crosses(dataset):
         yield {"cross": () if now.get("cross") else crosses}
@@ -195,7 +200,11 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
 
 def _made(model: str, options: Mapping[str, Any], dataset: Dataset) -> Candidate:
     """Makes a candidate of those options that the model and the dataset have a use for."""
-    unused = () if dataset.numeric else ("numeric_bins", "numeric_waves", "bottom_mlp")
+    unused: tuple[str, ...] = ()
+    if not dataset.numeric:
+        unused = ("numeric_bins", "numeric_waves", "numeric_l2", "bottom_mlp")
+        # Its network is a bias then.
+        unused += ("dense_learning_rate",) if model == "logistic_regression" else ()
     used = {name: value for name, value in options.items() if name not in unused}
     return Candidate(model=model, options={}).with_known(used)
 

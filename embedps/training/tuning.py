@@ -56,8 +56,8 @@ FILE_NAME = "tuning.json"
 _RUN_DIR, _ROWS_DIR = "tuning", "tuning-rows"
 _MOST_OF_TIME = 0.15
 """Of all minutes, that a run may take before it is stopped at its last score."""
-_NUM_PLAIN = 2
-"""How many logistic regressions are scored on all shares, whatever comes."""
+_NUM_PLAIN = 3
+"""How many logistic regressions without crosses are scored on all shares, whatever comes."""
 _FIRST_SHARE = 0.7
 """Of the time, after which no more of the first candidates begin."""
 _AS_GOOD = 0.01
@@ -181,7 +181,8 @@ class Search:
     def __init__(self, settings: Settings, dataset: Dataset, first: Sequence[Candidate]) -> None:
         self._settings, self._dataset, self._first = settings, dataset, first
         self._rows = dataset
-        self._plain = [c for c in first if c.model == MODELS[0]][:_NUM_PLAIN]
+        plain = [c for c in first if c.model == MODELS[0] and not c.options.get("cross")]
+        self._plain = plain[:_NUM_PLAIN]
         self._record = Record(settings)
         self.is_complete = False
 

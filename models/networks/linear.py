@@ -14,13 +14,20 @@ from .parts import Numerics, pairwise_sum, stacked
 class Linear(tf.keras.layers.Layer):
     """Adds a weight per id, a weight per number and a bias."""
 
+    def __init__(self, penalty: float = 0.0) -> None:
+        """Takes what multiplies the sum of the squares of the numbers' weights in the loss."""
+        super().__init__()
+        self._regularizer = tf.keras.regularizers.L2(penalty) if penalty else None
+
     def build(self, input_shape: Any) -> None:
         """Makes the weights of the numbers."""
         _, numerics = input_shape
         self.bias = self.add_weight("bias", [], initializer="zeros")
         self.kernel = None
         if numerics[-1]:
-            self.kernel = self.add_weight("kernel", [numerics[-1], 1], initializer="zeros")
+            self.kernel = self.add_weight(
+                "kernel", [numerics[-1], 1], initializer="zeros", regularizer=self._regularizer
+            )
         super().build(input_shape)
 
     def call(self, inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -41,12 +48,14 @@ class Linear(tf.keras.layers.Layer):
 class LogisticRegression(ClickModel):
     """Predicts a click from a weight per id and per number."""
 
-    def __init__(self, embeddings: Embeddings, *, label: str, numerics: Numerics) -> None:
-        """Takes the layer that looks up the weights, of dim 1, and that which encodes numbers."""
+    def __init__(
+        self, embeddings: Embeddings, *, label: str, numerics: Numerics, linear: Linear
+    ) -> None:
+        """Takes the layer that looks up the weights, of dim 1, and those of numbers."""
         super().__init__(label=label)
         self.embeddings = embeddings
         self.numerics = numerics
-        self.linear = Linear()
+        self.linear = linear
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
         """Computes the logits of a batch, float32 [batch]."""

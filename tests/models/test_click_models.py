@@ -18,6 +18,7 @@ import tensorflow as tf
 import embedps
 from embedps.data.dataset import MISSING_ID, Dataset
 from embedps.data.unit_reader import NUMERICS
+from embedps.engine.model_interface import step_loss
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.features.transforms import _cross
@@ -200,6 +201,30 @@ def test_logits_equal_those_of_numpy(
         logits = built.model.logits(batch, training=False)
     expected = plain_logits(name, config, built.model, np.stack([*found.values()], 1), numbers)
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("schema", ["criteo", "movielens_100k"])  # with numbers, and without
+def test_penalty_of_numbers_is_added_to_what_a_step_minimizes(
+    datasets: dict[str, Dataset], schema: str
+) -> None:
+    dataset, found = datasets[schema], []
+    for strength in (0.0, 40.0):
+        config = logistic_regression.Config(numeric_l2=strength, numeric_bins=3)
+        built = StepModel(logistic_regression.make(config, dataset), dataset)
+        linear = built.model.linear
+        linear.bias.assign(-2.0)
+        weights = np.zeros(0)
+        if dataset.numeric:
+            weights = np.linspace(-1, 2, int(linear.kernel.shape[0]))
+            linear.kernel.assign(weights[:, None])
+        batch = built.columns.sample()
+        rows = {f.name: tf.ones([len(batch[dataset.label]), 1]) for f in built.features}
+        with built.embeddings.providing(rows):
+            found.append(step_loss(built.model, batch, targets=built.columns, training=True))
+    # The rows that it trains on have the sum of losses; a step has their mean. No bias in it.
+    penalty = 40 / 2 * np.sum(weights**2) / dataset.split("train").rows
+    assert bool(penalty) == bool(dataset.numeric)
+    np.testing.assert_allclose(found[1] - found[0], penalty, rtol=1e-4)
 
 
 # Each model and each schema once in the quick tests.

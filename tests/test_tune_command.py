@@ -361,6 +361,23 @@ def test_dataset_of_50_rows_with_constant_columns_is_tuned_on(
     assert read_json(tmp_path / "m" / "summary.json")["units"]["done"] == 2
 
 
+def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> None:
+    assert clicks.numeric
+    bare = dataclasses.replace(clicks, numeric=())
+    found = first_candidates(bare, ("logistic_regression", "wide_deep"))
+    linear = [c for c in found if c.model == "logistic_regression"]
+    of_numbers = {"numeric_bins", "numeric_l2", "numeric_waves"}
+    assert not any(of_numbers & set(c.options) for c in found)
+    assert not any("dense_learning_rate" in c.options for c in linear)
+    assert [c.options for c in linear].count({}) == 1
+    around = neighbors(tuning.with_epochs(linear[0], 4), {"data": "D", "model_dir": "M"}, bare)
+    assert around
+    assert not any({*of_numbers, "dense_learning_rate"} & set(c.options) for c in around)
+    with_numbers = tuning.with_epochs(first_candidates(clicks, MODELS)[0], 4)
+    changed = neighbors(with_numbers, {"data": "D", "model_dir": "M"}, clicks)
+    assert any(c.options.get("numeric_l2") == 30 for c in changed)
+
+
 def test_search_of_the_command_reaches_neighbors(
     clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ _FREEST = {"sparse_learning_rate": 10.0, "numeric_bins": 48, "dense_learning_rat
 _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", {}),
     ("logistic_regression", {**_DECAYED, "row_weight_decay": 0.006, **_SHRUNK}),
-    ("logistic_regression", _SHRUNK),
+    ("logistic_regression", {**_SHRUNK, "numeric_bins": 0}),
     ("logistic_regression", {**_FREER, "cross": None}),
     ("logistic_regression", {**_FREEST, "cross": None}),
     ("wide_deep", {}),
@@ -58,8 +58,8 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("fm", {}),
     ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
     ("logistic_regression", {"cross": None}),
-    ("logistic_regression", {**_SHRUNK, "numeric_bins": 0}),
     ("logistic_regression", _DECAYED),
+    ("logistic_regression", _SHRUNK),
     ("dcn_v2", {}),
     ("wide_deep", {"min_count": 5, "sparse_learning_rate": 0.3}),
     ("wide_deep", {"embedding_dim": 4, "dense_learning_rate": 0.003}),

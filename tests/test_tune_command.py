@@ -369,7 +369,9 @@ def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> 
     of_numbers = {"numeric_bins", "numeric_l2", "numeric_waves"}
     assert not any(of_numbers & set(c.options) for c in found)
     assert not any("dense_learning_rate" in c.options for c in linear)
-    assert [c.options for c in linear].count({}) == 1
+    assert linear[0].options == {}
+    assert linear[1].options.keys() == {"sparse_learning_rate", "row_weight_decay"}
+    assert linear[1].options["row_weight_decay"] == 0.002
     around = neighbors(tuning.with_epochs(linear[0], 4), {"data": "D", "model_dir": "M"}, bare)
     assert around
     assert not any({*of_numbers, "dense_learning_rate"} & set(c.options) for c in around)

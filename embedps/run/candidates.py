@@ -44,6 +44,7 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", {}),
     ("logistic_regression", {**_DECAYED, "row_weight_decay": 0.006, **_SHRUNK}),
     ("logistic_regression", {**_SHRUNK, "numeric_bins": 0}),
+    ("logistic_regression", _DECAYED),
     ("logistic_regression", {**_FREER, "cross": None}),
     ("logistic_regression", {**_FREEST, "cross": None}),
     ("wide_deep", {}),
@@ -58,7 +59,6 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("fm", {}),
     ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
     ("logistic_regression", {"cross": None}),
-    ("logistic_regression", _DECAYED),
     ("logistic_regression", _SHRUNK),
     ("dcn_v2", {}),
     ("wide_deep", {"min_count": 5, "sparse_learning_rate": 0.3}),
@@ -145,7 +145,7 @@ def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]
     crosses = _crosses(dataset)
     found = []
     for model, options in _LISTED:
-        if model not in models:
+        if model not in models or ("numeric_l2" in options and not dataset.numeric):
             continue
         chosen = {k: v for k, v in options.items() if k != "cross"}
         chosen |= {"cross": crosses} if "cross" in options and crosses else {}

@@ -52,7 +52,7 @@ def test_a_candidate_scores_as_the_plain_one(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "set", train=(3000,), evaluation=(3000,))
     plain = tuned._of_arrays(dataset, tuned._logistic)
     found = first_candidates(dataset, ("logistic_regression",))
-    (candidate,) = (each for each in found if "row_weight_decay" in each.options)
+    (candidate,) = (each for each in found if each.options.get("row_weight_decay") == 0.002)
     where = {"data": str(dataset.directory), "model_dir": str(tmp_path / "m"), "eval": "inline"}
     run = candidate.run({**base_options(dataset), **where})
     scored = Trainer(run.recommender(dataset), dataset, run.config).fit().scores[-1]

@@ -18,6 +18,7 @@ from embedps.features.table_columns import Column
 _INTEGER = re.compile(r"(-?[0-9]+)(?:\.0*)?")
 _EXPONENT = r"([eE][-+]?[0-9]+)?"
 _FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)" + _EXPONENT)
+_BINARY = re.compile(r"[01](\.0+)?")
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _SHOWN_CHARS = 40
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -75,7 +76,7 @@ def _label(text: str, positive_from: float | None, is_soft: bool) -> float:
         return value
     if positive_from is not None:
         return float(_float(text) >= positive_from)
-    if text not in ("0", "1") and not (_FLOAT.fullmatch(text) and float(text) in (0, 1)):
+    if not _BINARY.fullmatch(text):
         raise ValueError(f"must be 0 or 1, got {_shown(text)}")
     return float(text)  # pandas writes 1.0 where a label was missing
 

@@ -48,7 +48,8 @@ def text_decoder(column: Column) -> Callable[[str], float | int]:
 def marked_number(column: Column) -> str:
     """Returns the regular expression of a column's numbers, as `decimal` and `thousands` say."""
     point, between = (_class_of(mark) for mark in (column.decimal, column.thousands))
-    whole = f"([0-9]{{1,3}}({between}[0-9]{{3}})+|[0-9]+)" if between else "[0-9]+"
+    # No thousands begin with 0: "0,567" is a fraction.
+    whole = f"([1-9][0-9]{{0,2}}({between}[0-9]{{3}})+|[0-9]+)" if between else "[0-9]+"
     return f"[-+]?({whole}({point}[0-9]*)?|{point}[0-9]+){_EXPONENT}"
 
 

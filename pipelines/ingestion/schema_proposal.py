@@ -296,6 +296,8 @@ def _choose_label(columns: Sequence[_Column], label: str | None) -> None:
         positive = round(0.8 * high, 2)
         chosen.settings["positive_from"] = int(positive) if positive == int(positive) else positive
         chosen.notes.append('a click from this number on; task = "number" predicts the number')
+    if len(chosen.values) < chosen.num_rows:
+        chosen.notes.append("optional = true, to keep the rows without it")
     for column in binary:
         if column is not chosen and two_words(column.values) is None:
             column.notes.append('its values are 0 and 1: known before the label, or as = "ignore"?')

@@ -390,6 +390,7 @@ def test_a_soft_label_is_the_number_and_may_not_be_missing(texts: list[Any]):
         (None, math.nan),
         ("1.5", None),  # no group of three digits: not 15
         ("1234.567", None),
+        ("0.567", None),
         ("1,2,3", None),
         ("1,234.5", None),
         ("", None),

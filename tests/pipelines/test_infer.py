@@ -253,6 +253,7 @@ def test_a_side_table_is_proposed_as_a_join(tmp_path: Path, capsys: Any):
 
 WRITTEN = {  # numbers, and how they are declared
     "0,5|12,25|3": {"decimal": ","},
+    "0,125|1,125|2,250": {"decimal": ","},  # not 125
     "1.234,5|7|1.120.000,25": {"decimal": ",", "thousands": "."},
     "1,234.5|7.25|-12,000": {"thousands": ","},
     "1 234,5|7|-0,5e3": {"decimal": ",", "thousands": " "},
@@ -356,3 +357,13 @@ def test_dates_are_told_by_what_they_can_be(
     else:
         assert columns["when"] == {"as": "timestamp", "format": wanted}
     assert ingested(path, text, tmp_path) == 200
+
+
+def test_a_label_that_is_missing_in_some_rows_is_told(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    rows = [f"{['0', '1', ''][i % 3]},{i % 5}" for i in range(300)]
+    path.write_text("\n".join(["label,user", *rows]))
+    text, columns = proposed(path)
+    assert columns["label"] == {"as": "label"}
+    assert "# optional = true, to keep the rows without it" in text
+    assert ingested(path, text.replace('as = "label"', 'as = "label"\noptional = true'), tmp_path)

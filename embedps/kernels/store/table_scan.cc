@@ -65,7 +65,9 @@ TableScan RowStore::Scan(int table, const std::function<void()>& pause) const {
   HottestIds hottest;
   RowTier::Fetched fetched;
   RowTier::Image image(tier_.get());
-  const uint32_t stride = TableScan::NormStrideOf(table_rows_[table]);
+  const bool on_disk = tier_ != nullptr && tier_->has_spilled();
+  const uint32_t stride =
+      on_disk ? TableScan::NormStrideOf(table_rows_[table]) : TableScan::kNormStride;
   for (int i = 0; i < kStripes; ++i) {
     const int bin = table * kStripes + i;
     const Stripe& stripe = *stripes_[bin];

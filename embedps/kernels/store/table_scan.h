@@ -38,10 +38,10 @@ struct TableScan {
     uint32_t frequency;
   };
   static constexpr int kNumHottest = 1000;
-  // The norm of every 16th row is taken, and of fewer in a large table: each reads the whole row,
-  // which may be on disk, and not only the header.
+  // The norm of every 16th row is taken: it reads the whole row, not only the header.
   static constexpr uint32_t kNormStride = 16;
-  static constexpr int64_t kMostNorms = 4096;  // about
+  // Of a table with rows on disk about as many at most: each may be a random read.
+  static constexpr int64_t kMostNorms = 4096;
   static uint32_t NormStrideOf(int64_t rows) {
     uint32_t stride = kNormStride;
     while (rows / stride > kMostNorms) stride *= 2;

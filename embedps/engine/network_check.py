@@ -178,13 +178,13 @@ def _tables_without_gradient(model: StepModel, trace: _Trace) -> frozenset[str]:
     for feature in model.features if model.rows_learn else ():
         name, table = feature.name, feature.table_name
         optimizer = by_table[table]
-        moves = optimizer.moves_by_zero or optimizer.weight_decay
+        moves = optimizer.moves_by_zero or optimizer.weight_decay or optimizer.lazy_decay
         if moves and name not in trace.differentiated and table in learning:
             raise UsageError(
                 f"feature {name!r} gets no gradient: the loss does not depend on its rows, or only "
                 f"by tf.stop_gradient; but {learning[table]!r} trains the same table {table!r}, "
                 f"and {optimizer} would change rows that only {name!r} shows: give the table "
-                f"{', '.join(still[:-1])} or {still[-1]} without weight_decay, or {name!r} a table "
+                f"{', '.join(still[:-1])} or {still[-1]} without decay, or {name!r} a table "
                 "of its own"
             )
     return frozenset(by_table) - learning.keys()

@@ -24,6 +24,9 @@ class Optimizer:
         the run multiplies its own rate by, such as `schedule`, it multiplies this by too.
       weight_decay: a step first takes this share of the rows that it updates, times its learning
         rate (Loshchilov and Hutter 2019). Rows that it does not update do not decay.
+      lazy_decay: L2 penalty of all rows, in each step half of this times their squares. An update
+        makes up for the steps since the row's last one, and divides it by 1 + learning rate *
+        lazy_decay * steps. Rows do not decay by what follows their last update.
       clip_norm: largest norm of a batch's gradient of each row; 0 leaves it to the run.
     """
 
@@ -31,6 +34,7 @@ class Optimizer:
     moves_by_zero: ClassVar[bool] = False  # a gradient of zero changes the row
     learning_rate: float | Schedule | None = None
     weight_decay: float = 0.0
+    lazy_decay: float = 0.0
     clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
@@ -133,7 +137,7 @@ class LazyAdam(Optimizer):
 class Ftrl(Optimizer):
     """FTRL-proximal with learning-rate power 1/2 (McMahan et al. 2013).
 
-    It has `l2_regularization_strength`, no weight decay: its weights follow from its slots.
+    It has `l2_regularization_strength`, no decay: its weights follow from its slots.
     """
 
     kind: ClassVar[str] = "ftrl"
@@ -144,8 +148,9 @@ class Ftrl(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weight_decay:
-            raise UsageError("ftrl has no weight_decay: use its l2_regularization_strength")
+        for name in ("weight_decay", "lazy_decay"):
+            if getattr(self, name):
+                raise UsageError(f"ftrl has no {name}: use its l2_regularization_strength")
 
     def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {"linear": dim, "accumulator": dim}

@@ -179,8 +179,9 @@ class TableSpec:
     def to_json(self) -> dict[str, Any]:
         """Returns the fields that a checkpoint stores. A restore compares them."""
         settings = self.optimizer.settings()
-        if not settings["weight_decay"]:  # earlier checkpoints do not have it
-            del settings["weight_decay"]
+        for name in ("weight_decay", "lazy_decay"):  # earlier checkpoints do not have them
+            if not settings[name]:
+                del settings[name]
         fields: dict[str, Any] = {
             "name": self.name,
             "embedding_dim": self.embedding_dim,

@@ -27,6 +27,8 @@ OPTIMIZERS = [
     SGD(weight_decay=0.3),
     RowwiseAdagrad(weight_decay=0.05),
     LazyAdam(weight_decay=1.0),
+    SGD(lazy_decay=0.3),
+    RowwiseAdagrad(weight_decay=0.05, lazy_decay=2.0),
 ]
 NUM_IDS = 7
 
@@ -54,7 +56,7 @@ def test_optimizer_equals_numpy_over_several_updates(optimizer, dim, tmp_path):
         upstream = {"t": gradients[here]}
         train(collection, {"t": ids(*here)}, upstream, learning_rate=learning_rate, step=step)
         for i in here:
-            rows[i].update(gradients[i], learning_rate)
+            rows[i].update(gradients[i], learning_rate, step)
             last_steps[i] = step
     found = rows_of(collection, tmp_path)
     assert len(found) == NUM_IDS
@@ -208,3 +210,30 @@ def test_unknown_optimizer_is_named():
             tables=["t"],
             table_settings=[""],
         )
+
+
+def test_lazy_decay_gives_ids_of_all_frequencies_the_solution_of_an_l2_penalty(tmp_path):
+    # 1 step in 4, and 1 in 2, show an id, whose gradient is w - 1 then: with a penalty of d / 2 w^2
+    # in all steps, (w - 1) / period + d w is 0 in the mean.
+    decay, rate = 0.125, 0.05
+    collection = make_collection([make_table(embedding_dim=1, optimizer=SGD(lazy_decay=decay))])
+    for step in range(1, 4001):
+        here = [period for period in (2, 4) if step % period == 0]
+        if not here:
+            continue
+        batch = {"t": ids(*here)}
+        gradients = builders.look(collection, batch, insert=True)["t"] - 1
+        train(collection, batch, {"t": gradients}, learning_rate=rate, step=step)
+    found = rows_of(collection, tmp_path)
+    for period in (2, 4):
+        np.testing.assert_allclose(found["t", period].embedding, 1 / (1 + decay * period), rtol=1e-3)
+
+
+def test_lazy_decay_makes_up_for_no_step_before_the_row_or_after_it(tmp_path):
+    spec = make_table(embedding_dim=4, optimizer=SGD(lazy_decay=1.0))
+    collection = make_collection([spec])
+    zero = {"t": np.zeros((1, 4), np.float32)}
+    for step in (100, 90):  # an asynchronous worker's step may come late
+        train(collection, {"t": ids(1)}, zero, learning_rate=1.0, step=step)
+    found = rows_of(collection, tmp_path)["t", 1]
+    np.testing.assert_allclose(found.embedding, initial_values(spec, [1])[0] / 2, rtol=1e-6)

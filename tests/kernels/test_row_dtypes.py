@@ -26,6 +26,7 @@ from tests.tables.builders import (
 
 OPTIMIZERS = [
     SGD(weight_decay=0.1),
+    Adagrad(lazy_decay=3.0),
     Adagrad(),
     RowwiseAdagrad(),
     LazyAdam(),

@@ -62,6 +62,11 @@ def _f(x: float) -> float:
     return float(np.float32(x))
 
 
+def steps_passed(updates: int, last_step: int, step: int) -> int:
+    """Returns how many steps an update makes up for; `updates` does not count it."""
+    return max(0, step - last_step) if updates else 1
+
+
 class ReferenceRow:
     """One row under an optimizer, in float64."""
 
@@ -74,10 +79,13 @@ class ReferenceRow:
             for name, width in optimizer.optimizer_slot_widths(len(initial)).items()
         ]
         self.updates = 0
+        self.last_step = 0
 
-    def update(self, g: np.ndarray, learning_rate: float) -> None:
+    def update(self, g: np.ndarray, learning_rate: float, step: int | None = None) -> None:
         g, lr, o = g.astype(np.float64), _f(learning_rate), self.optimizer
-        self.updates += 1
+        step = self.last_step + 1 if step is None else step
+        passed = steps_passed(self.updates, self.last_step, step)
+        self.updates, self.last_step = self.updates + 1, step
         self.w *= 1 - lr * _f(o.weight_decay)
         if isinstance(o, SGD):
             self.w -= lr * g
@@ -103,6 +111,7 @@ class ReferenceRow:
             self.w = np.where(np.abs(z) <= l1, 0.0, shrunk)
         else:
             raise NotImplementedError(type(o))
+        self.w /= 1 + lr * _f(o.lazy_decay) * passed
 
 
 def rounding_keys(spec: TableSpec, ids, step: int) -> np.ndarray:
@@ -156,6 +165,7 @@ def update_stored(
     w: np.ndarray,
     slots: np.ndarray,
     updates: np.ndarray,
+    passed: np.ndarray,
     g: np.ndarray,
     learning_rate: float,
     step: int,
@@ -168,6 +178,7 @@ def update_stored(
       w: embeddings, float32 [n, dim].
       slots: optimizer slots, float32 [n, slot_floats].
       updates: of each row with this one, int [n].
+      passed: as `steps_passed` gives them, int [n].
       g: gradients, float32 [n, dim].
       learning_rate: of the step.
       step: its number.
@@ -203,6 +214,9 @@ def update_stored(
         shrunk = (np.copysign(l1, z) - z) / (root / lr + f(2) * l2)
         w = np.where(np.abs(z) <= l1, f(0), shrunk)
         slots = np.concatenate([z, n], axis=1)
+    if o.lazy_decay:
+        rate = lr * f(o.lazy_decay) * passed.astype(f)[:, None]
+        w = w * (one / (one + rate))
     if (spec.row_dtype, spec.slot_dtype) == ("float32", "float32"):
         return w, slots
     keys = rounding_keys(spec, ids, step)
@@ -220,7 +234,7 @@ class StoredRow:
         self.spec, self.id = spec, id_
         self.w = round_to(spec.row_dtype, initial_values(spec, [id_])[0])
         self._slots = first_slots(spec)
-        self.updates = 0
+        self.updates = self._last_step = 0
 
     @property
     def slots(self) -> list[np.ndarray]:
@@ -229,13 +243,15 @@ class StoredRow:
         return np.split(self._slots, np.cumsum(list(widths))[:-1]) if widths else []
 
     def update(self, g: np.ndarray, learning_rate: float, step: int) -> None:
-        self.updates += 1
+        passed = steps_passed(self.updates, self._last_step, step)
+        self.updates, self._last_step = self.updates + 1, step
         w, slots = update_stored(
             self.spec,
             [self.id],
             self.w[None],
             self._slots[None],
             np.array([self.updates]),
+            np.array([passed]),
             g[None],
             learning_rate,
             step,

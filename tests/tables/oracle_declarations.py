@@ -51,9 +51,9 @@ def crowded() -> list[int]:
 
 OPTIMIZERS = [
     SGD(),
-    SGD(),
+    SGD(lazy_decay=0.5),
     RowwiseAdagrad(),
-    Adagrad(),
+    Adagrad(lazy_decay=0.1),
     LazyAdam(),
     Ftrl(l1_regularization_strength=0.3, l2_regularization_strength=0.1),
 ]

@@ -17,6 +17,7 @@ from embedps.tables.eviction import find
 from tests.kernels.twins import (
     first_slots,
     round_to,
+    steps_passed,
     update_stored,
 )
 from tests.tables.admission_twin import Counter, CounterTwin, admits_by_chance
@@ -248,7 +249,7 @@ class TableTwin:
     def update(self, ids: Sequence[int], gradients: np.ndarray, step: int) -> None:
         """Applies gradients [num_ids, dim] to the rows that exist."""
         self.steps = max(self.steps, step + 1)
-        at, rows = [], []
+        at, rows, passed = [], [], []
         for i, id_ in enumerate(ids):
             stripe = self.stripe(id_)
             number = stripe.numbers.get(id_)
@@ -257,6 +258,7 @@ class TableTwin:
                 continue
             row = stripe.rows[number]
             assert row is not None
+            passed.append(steps_passed(row.frequency, row.last_step, step))
             row.last_step = step
             row.frequency += 1
             stripe.open.add(number)
@@ -270,6 +272,7 @@ class TableTwin:
             np.array([row.w for row in rows], np.float32),
             np.array([row.slots for row in rows], np.float32),
             np.array([row.frequency for row in rows]),
+            np.array(passed),
             gradients[at],
             LEARNING_RATE,
             step,

@@ -91,6 +91,7 @@ void OptimizerConfig::Read(Settings* settings) {
   settings->Number("l1", 0, FLT_MAX, &l1);
   settings->Number("l2", 0, FLT_MAX, &l2);
   settings->Number("weight_decay", 0, FLT_MAX, &weight_decay);
+  settings->Number("lazy_decay", 0, FLT_MAX, &lazy_decay);
 }
 
 std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim) {
@@ -107,10 +108,11 @@ std::vector<float> InitialOptimizerSlots(const OptimizerConfig& config, int dim)
   return slots;
 }
 
-void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
-                 uint32_t update_number, const float* gradient, float* embedding,
-                 float* optimizer_slots) {
-  if (config.weight_decay > 0) Scale(dim, 1 - learning_rate * config.weight_decay, embedding);
+namespace {
+
+void ApplyGradient(const OptimizerConfig& config, int dim, float learning_rate,
+                   uint32_t update_number, const float* gradient, float* embedding,
+                   float* optimizer_slots) {
   switch (config.kind) {
     case OptimizerKind::kSgd:
       return Sgd(dim, learning_rate, gradient, embedding);
@@ -130,6 +132,24 @@ void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
       return Ftrl(dim, learning_rate, config.l1, config.l2, gradient, embedding, optimizer_slots,
                   optimizer_slots + dim);
   }
+}
+
+}  // namespace
+
+void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
+                 uint32_t update_number, uint32_t passed, const float* gradient, float* embedding,
+                 float* optimizer_slots) {
+  if (config.weight_decay > 0) Scale(dim, 1 - learning_rate * config.weight_decay, embedding);
+  ApplyGradient(config, dim, learning_rate, update_number, gradient, embedding, optimizer_slots);
+  if (config.lazy_decay > 0 && passed > 0) {
+    const float rate = learning_rate * config.lazy_decay * static_cast<float>(passed);
+    Scale(dim, 1 / (1 + rate), embedding);
+  }
+}
+
+uint32_t StepsPassed(uint32_t updates, uint32_t last_step, uint32_t step) {
+  if (updates == 0) return 1;
+  return step > last_step ? step - last_step : 0;
 }
 
 }  // namespace embedps

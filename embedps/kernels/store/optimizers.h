@@ -23,6 +23,7 @@ struct OptimizerConfig {
   float l1 = 0;  // FTRL
   float l2 = 0;
   float weight_decay = 0;  // all but FTRL
+  float lazy_decay = 0;    // all but FTRL
 
   void Read(Settings* settings);
   bool divides_by_learning_rate() const { return kind == OptimizerKind::kFtrl; }
@@ -39,6 +40,9 @@ std::vector<float> InitialOptimizerSlots(const OptimizerConfig& config, int dim)
 // First the weights decay, apart from the gradient (Loshchilov, Hutter 2019): w -= lr decay w. Rows
 // that a step does not touch do not decay.
 //
+// The lazy decay comes last, and makes up for the `passed` steps since the row's last update, as
+// the proximal step of an L2 penalty does: w /= 1 + lr decay passed.
+//
 // SGD: w -= lr g.
 //
 // Adagrad (Duchi et al. 2011): a += g^2; w -= lr g / (sqrt(a) + eps).
@@ -53,8 +57,12 @@ std::vector<float> InitialOptimizerSlots(const OptimizerConfig& config, int dim)
 // s = (sqrt(n + g^2) - sqrt(n)) / lr; z += g - s w; n += g^2;
 // w = |z| <= l1 ? 0 : (sign(z) l1 - z) / (sqrt(n) / lr + 2 l2).
 void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
-                 uint32_t update_number, const float* gradient, float* embedding,
+                 uint32_t update_number, uint32_t passed, const float* gradient, float* embedding,
                  float* optimizer_slots);
+
+// Returns how many steps an update at `step` makes up for: those since the row's last update, or 1
+// if it is its first (`updates` is 0).
+uint32_t StepsPassed(uint32_t updates, uint32_t last_step, uint32_t step);
 
 }  // namespace embedps
 

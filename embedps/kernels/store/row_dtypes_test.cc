@@ -80,10 +80,11 @@ TEST(AnUpdateIsThatOfFloat32RoundedAtRandom) {
           for (auto& [key, record] : expected) {
             float* floats = record.floats.data();
             std::vector<float> gradient(kDim, 0.01f * step);
+            const uint32_t passed = StepsPassed(record.frequency, record.last_step, step);
             ++record.frequency;
             record.last_step = step;
-            ApplyUpdate(config.optimizer, kDim, 0.1f, record.frequency, gradient.data(), floats,
-                        floats + kDim);
+            ApplyUpdate(config.optimizer, kDim, 0.1f, record.frequency, passed, gradient.data(),
+                        floats, floats + kDim);
             const uint64_t hash = RowHash(TableSalt("t0"), key.second);
             const uint64_t seed = RoundingKey(5, hash, step);
             std::vector<float> rounded(record.floats.size());

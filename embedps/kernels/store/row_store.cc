@@ -275,8 +275,6 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
             continue;
           }
           RowHeader* row = stripe.Row(number);
-          row->last_step = step;
-          if (row->frequency < kMaxFrequency) ++row->frequency;
           updater.Apply(gradients + int64_t{e->at} * dim, row);
           stripe.Touch(number);
         }

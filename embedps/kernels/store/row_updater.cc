@@ -39,12 +39,13 @@ RowUpdater::RowUpdater(const RowLayout& layout, const OptimizerConfig& optimizer
       embedding_(layout.row_dtype == FloatDtype::kFloat32 ? 0 : layout.dim),
       optimizer_slots_(layout.slot_dtype == FloatDtype::kFloat32 ? 0 : layout.slot_floats) {}
 
-void RowUpdater::ApplyRounded(const float* gradient, RowHeader* row) {
+void RowUpdater::ApplyRounded(const float* gradient, uint32_t passed, RowHeader* row) {
   char* stored_embedding = layout_.Embedding(row);
   char* stored_slots = layout_.OptimizerSlots(row);
   float* embedding = Opened(layout_.row_dtype, stored_embedding, &embedding_);
   float* slots = Opened(layout_.slot_dtype, stored_slots, &optimizer_slots_);
-  ApplyUpdate(optimizer_, layout_.dim, learning_rate_, row->frequency, gradient, embedding, slots);
+  ApplyUpdate(optimizer_, layout_.dim, learning_rate_, row->frequency, passed, gradient, embedding,
+              slots);
   const uint64_t key = RoundingKey(seed_, RowHash(table_salt_, row->id), step_);
   Close(layout_.row_dtype, embedding_, key, 0, stored_embedding);
   Close(layout_.slot_dtype, optimizer_slots_, key, (layout_.dim + 1) / 2, stored_slots);

@@ -25,16 +25,19 @@ class RowUpdater {
   RowUpdater(const RowLayout& layout, const OptimizerConfig& optimizer, int64_t seed,
              uint64_t table_salt, float learning_rate, uint32_t step);
 
-  // Applies a gradient [dim] to a row whose header counts this update already.
+  // Applies a gradient [dim] to a row, whose header counts this update then.
   void Apply(const float* gradient, RowHeader* row) {
-    if (!is_float32_) return ApplyRounded(gradient, row);
-    ApplyUpdate(optimizer_, layout_.dim, learning_rate_, row->frequency, gradient,
+    const uint32_t passed = StepsPassed(row->frequency, row->last_step, step_);
+    row->last_step = step_;
+    if (row->frequency < kMaxFrequency) ++row->frequency;
+    if (!is_float32_) return ApplyRounded(gradient, passed, row);
+    ApplyUpdate(optimizer_, layout_.dim, learning_rate_, row->frequency, passed, gradient,
                 reinterpret_cast<float*>(layout_.Embedding(row)),
                 reinterpret_cast<float*>(layout_.OptimizerSlots(row)));
   }
 
  private:
-  void ApplyRounded(const float* gradient, RowHeader* row);
+  void ApplyRounded(const float* gradient, uint32_t passed, RowHeader* row);
 
   const RowLayout& layout_;
   const OptimizerConfig& optimizer_;

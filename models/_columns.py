@@ -1,6 +1,7 @@
 """What the models of the zoo share: options of their networks, and features of a dataset."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.dtypes import COMPUTE_DTYPES
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
-from embedps.tables import FeatureSpec, Initializer
+from embedps.tables import FeatureSpec, Initializer, TableSpec
 from embedps.tables.table_options import PolicyOptions, TableOptions
 
 if TYPE_CHECKING:  # imports TensorFlow, which `--help` does not need
@@ -69,10 +70,35 @@ def numeric_l2() -> Any:
     )
 
 
-def numeric_penalty(dataset: Dataset, strength: float) -> float:
-    """Gives what multiplies the sum of squares in a step's loss, which is a mean."""
+def penalty_per_row(dataset: Dataset, strength: float) -> float:
+    """Gives what multiplies half of the sum of squares in a step's loss, which is a mean."""
     rows = dataset.split("train").rows if "train" in dataset.splits else 0
-    return strength / (2 * rows) if rows else 0.0
+    return strength / rows if rows else 0.0
+
+
+def row_l2() -> Any:
+    """Declares the option of the penalty of the ids' weights."""
+    return option(
+        0.0,
+        "L2 penalty of the ids' weights, as numeric_l2 is of the numbers': rare ids stay near 0",
+        least=0,
+        most=1e30,
+    )
+
+
+def numeric_standard() -> Any:
+    """Declares the option of numbers of mean 0 and deviation 1."""
+    return option(
+        False, "scale numbers to mean 0 and deviation 1, a missing one to 0; needs numeric_bins 0"
+    )
+
+
+def base_rate_logit(dataset: Dataset) -> float:
+    """Gives the logit of the share of positives among the training rows; 0 if there are none."""
+    train = dataset.splits.get("train")
+    if train is None or not 0 < train.positives < train.rows:
+        return 0.0
+    return math.log(train.positives / (train.rows - train.positives))
 
 
 def crosses() -> Any:
@@ -134,17 +160,36 @@ def _bins(dataset: Dataset, text: str) -> "Bins | None":
     return Bins(numbers.index(name), found)
 
 
-def make_numerics(dataset: Dataset, bins: int, waves: int) -> "Numerics":
+def make_numerics(dataset: Dataset, bins: int, waves: int, *, standard: bool = False) -> "Numerics":
     """Makes the layer that encodes a batch's numbers.
 
     Raises:
-      UsageError: there are waves but no bins.
+      UsageError: there are waves but no bins, or bins although numbers are to be scaled.
     """
     from .networks.parts import Numerics
 
     if waves and not bins:
         raise UsageError(f"numeric_waves {waves} needs numeric_bins: give it 16, for example")
-    return Numerics(edges(dataset, bins), waves=waves)
+    if standard and bins:
+        raise UsageError(
+            f"numeric_standard scales the numbers themselves, but numeric_bins is {bins}: give it 0"
+        )
+    return Numerics(
+        edges(dataset, bins), waves=waves, moments=moments(dataset) if standard else None
+    )
+
+
+def moments(dataset: Dataset) -> npt.NDArray[np.float32]:
+    """Finds the mean and the standard deviation of each number of the rows that `edges` reads.
+
+    Returns:
+      float32 [2, numeric columns]; 0 and 1 where there is no number, or no two.
+    """
+    found = np.repeat(np.array([[0], [1]], np.float32), len(dataset.numeric), 1)
+    for j, numbers in enumerate(_sampled_numbers(dataset)):
+        if len(numbers):
+            found[:, j] = numbers.mean(dtype=np.float64), numbers.std(dtype=np.float64) or 1
+    return found
 
 
 def edges(dataset: Dataset, bins: int) -> npt.NDArray[np.float32] | None:
@@ -159,10 +204,19 @@ def edges(dataset: Dataset, bins: int) -> npt.NDArray[np.float32] | None:
     """
     if not bins:
         return None
+    found = np.zeros([len(dataset.numeric), bins + 1], np.float32)
+    for row, numbers in zip(found, _sampled_numbers(dataset), strict=True):
+        if len(numbers):
+            row[:] = np.quantile(numbers, np.linspace(0, 1, bins + 1))
+    return found
+
+
+def _sampled_numbers(dataset: Dataset) -> list[npt.NDArray[Any]]:
+    """Reads the finite values of each numeric column, of up to _MAX_GROUPS training row groups."""
     names = [column.name for column in dataset.numeric]
-    found = np.zeros([len(names), bins + 1], np.float32)
+    nothing = np.zeros(0, np.float32)
     if "train" not in dataset.splits or not names:
-        return found
+        return [nothing for _ in names]
     groups = [
         (dataset.absolute_path(file), i)
         for file in dataset.split("train").files
@@ -173,12 +227,10 @@ def edges(dataset: Dataset, bins: int) -> npt.NDArray[np.float32] | None:
     for path, i in dict.fromkeys(chosen):
         with naming(path):
             tables.append(pq.ParquetFile(path).read_row_group(i, columns=names))
-    for row, name in zip(found, names, strict=True):
-        numbers = np.concatenate([table[name].to_numpy() for table in tables] or [row[:0]])
-        numbers = numbers[np.isfinite(numbers)]
-        if len(numbers):
-            row[:] = np.quantile(numbers, np.linspace(0, 1, bins + 1))
-    return found
+    columns = (
+        np.concatenate([table[name].to_numpy() for table in tables] or [nothing]) for name in names
+    )
+    return [numbers[np.isfinite(numbers)] for numbers in columns]
 
 
 def small() -> Initializer:
@@ -215,6 +267,7 @@ def declare(
     crosses: Iterable[str] = (),
     embedding_dim: int | None = None,
     initializer: Initializer | None = None,
+    lazy_decay: float = 0.0,
 ) -> tuple[FeatureSpec, ...]:
     """Declares one table per categorical column and cross; a list's rows are averaged.
 
@@ -223,13 +276,18 @@ def declare(
       crosses: the names of features of single ids that the model makes.
       embedding_dim: floats per row; by default the config's.
       initializer: of new rows; by default that of TableSpec.
+      lazy_decay: of the tables' optimizers.
     """
+
+    def table(name: str) -> TableSpec:
+        made = config.table(name, embedding_dim=embedding_dim, initializer=initializer)
+        if not lazy_decay:
+            return made
+        optimizer = dataclasses.replace(made.optimizer, lazy_decay=lazy_decay)
+        return dataclasses.replace(made, optimizer=optimizer)
+
     return tuple(
-        FeatureSpec(
-            name=name,
-            table=config.table(name, embedding_dim=embedding_dim, initializer=initializer),
-            ragged=ragged,
-        )
+        FeatureSpec(name=name, table=table(name), ragged=ragged)
         for name, ragged in (
             *((column.name, column.ragged) for column in columns),
             *((name, False) for name in crosses),

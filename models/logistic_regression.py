@@ -10,11 +10,13 @@ from typing import Any
 from embedps.config_fields import check, option
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
+from embedps.errors import UsageError
 from embedps.tables import Initializer
 from embedps.tables.optimizers import BY_KIND
 from embedps.tables.table_options import PolicyOptions, TableOptions
 
 from ._columns import (
+    base_rate_logit,
     click_recommender,
     crossed_columns,
     crosses,
@@ -22,8 +24,10 @@ from ._columns import (
     make_numerics,
     numeric_bins,
     numeric_l2,
-    numeric_penalty,
+    numeric_standard,
     numeric_waves,
+    penalty_per_row,
+    row_l2,
 )
 
 
@@ -44,15 +48,19 @@ class Config(PolicyOptions):
 
     numeric_bins: int = numeric_bins()
     numeric_waves: int = numeric_waves()
+    numeric_standard: bool = numeric_standard()
     numeric_l2: float = numeric_l2()
+    row_l2: float = row_l2()
     cross: tuple[str, ...] = crosses()
 
     def __post_init__(self) -> None:
         check(self)
         self.tables()
+        if self.row_l2 and self.sparse_optimizer == "ftrl":
+            raise UsageError("row_l2 must be 0 with ftrl: choose another sparse_optimizer")
 
     def tables(self) -> TableOptions:
-        """Makes the options of tables of single weights."""
+        """Makes the options of tables of single weights, without the penalty of these."""
         return TableOptions(
             embedding_dim=1,
             sparse_optimizer=self.sparse_optimizer,
@@ -67,9 +75,14 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     Raises:
       UsageError: the dataset has no categorical column.
     """
-    tables = config.tables()
     made_ids = crossed_columns(config, dataset)
-    features = declare(tables, dataset.categorical, crosses=made_ids, initializer=Initializer())
+    features = declare(
+        config.tables(),
+        dataset.categorical,
+        crosses=made_ids,
+        initializer=Initializer(),
+        lazy_decay=penalty_per_row(dataset, config.row_l2),
+    )
 
     def build() -> Any:
         from embedps.layers.embeddings import Embeddings
@@ -79,8 +92,15 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         return LogisticRegression(
             Embeddings(features),
             label=dataset.label,
-            numerics=make_numerics(dataset, config.numeric_bins, config.numeric_waves),
-            linear=Linear(numeric_penalty(dataset, config.numeric_l2)),
+            numerics=make_numerics(
+                dataset,
+                config.numeric_bins,
+                config.numeric_waves,
+                standard=config.numeric_standard,
+            ),
+            linear=Linear(
+                penalty_per_row(dataset, config.numeric_l2) / 2, base_rate_logit(dataset)
+            ),
         )
 
     return click_recommender("logistic_regression", config, dataset, build)

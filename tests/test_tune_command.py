@@ -366,17 +366,21 @@ def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> 
     bare = dataclasses.replace(clicks, numeric=())
     found = first_candidates(bare, ("logistic_regression", "wide_deep"))
     linear = [c for c in found if c.model == "logistic_regression"]
-    of_numbers = {"numeric_bins", "numeric_l2", "numeric_waves"}
+    of_numbers = {"numeric_bins", "numeric_l2", "numeric_waves", "numeric_standard"}
     assert not any(of_numbers & set(c.options) for c in found)
     assert not any("dense_learning_rate" in c.options for c in linear)
     assert linear[0].options == {}
-    assert linear[1].options.keys() == {"sparse_learning_rate", "row_weight_decay"}
-    assert linear[1].options["row_weight_decay"] == 0.002
+    assert linear[1].options == {"sparse_learning_rate": 3.0, "row_l2": 20.0}
+    assert linear[2].options == {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
     around = neighbors(tuning.with_epochs(linear[0], 4), {"data": "D", "model_dir": "M"}, bare)
     assert around
     assert not any({*of_numbers, "dense_learning_rate"} & set(c.options) for c in around)
     with_numbers = tuning.with_epochs(first_candidates(clicks, MODELS)[0], 4)
     changed = neighbors(with_numbers, {"data": "D", "model_dir": "M"}, clicks)
+    penalized = [c for c in changed if "row_l2" in c.options]
+    assert [c.options["row_l2"] for c in penalized] == [20.0]
+    doubled = neighbors(penalized[0], {"data": "D", "model_dir": "M"}, clicks)
+    assert {c.options["row_l2"] for c in doubled} == {10.0, 20.0, 40.0}
     assert any(c.options.get("numeric_l2") == 30 for c in changed)
 
 
@@ -507,3 +511,10 @@ def test_unknown_score_is_refused_with_those_that_there_are(
         capsys.readouterr().err
     )
     assert CheckpointDirectory(tmp_path).latest() is None
+
+
+def test_flags_of_yes_and_no_train_the_same_candidate(clicks: Dataset) -> None:
+    for value in (True, False):
+        found = Candidate(model="logistic_regression", options={"numeric_standard": value})
+        assert found.flags().endswith(" --numeric-standard" if value else " --no-numeric-standard")
+        assert Candidate.of_key(found.key) == found

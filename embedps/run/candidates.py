@@ -35,6 +35,14 @@ _DECAYED = {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
 """Rows that L2 keeps near 0, rather than few and small steps: ids of many examples learn more."""
 _SHRUNK = {"numeric_l2": 30.0, "dense_learning_rate": 0.01}
 """For few positives, of which free weights of numbers learn the noise too."""
+_RIDGE = {
+    "sparse_learning_rate": 3.0,
+    "row_l2": 20.0,
+    **_SHRUNK,
+    "numeric_bins": 0,
+    "numeric_standard": True,
+}
+"""L2 of all weights, which no number of steps stands for: rare ids and frequent ones follow it."""
 _WIDE = {"deep_mlp": (256, 128), "top_mlp": (256, 128), "bottom_mlp": (256, 64)}
 _NARROW = {name: PRESETS["small"][name] for name in _WIDE}
 _FREER = {"sparse_learning_rate": 3.0, "numeric_bins": 48, "dense_learning_rate": 0.01}
@@ -43,7 +51,7 @@ _FREEST = {"sparse_learning_rate": 10.0, "numeric_bins": 48, "dense_learning_rat
 _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", {}),
     ("logistic_regression", {**_DECAYED, "row_weight_decay": 0.006, **_SHRUNK}),
-    ("logistic_regression", {**_SHRUNK, "numeric_bins": 0}),
+    ("logistic_regression", _RIDGE),
     ("logistic_regression", _DECAYED),
     ("logistic_regression", {**_FREER, "cross": None}),
     ("logistic_regression", {**_FREEST, "cross": None}),
@@ -117,6 +125,9 @@ class Candidate:
         """Gives the options as flags."""
         shown = [f"--model {self.model}"]
         for name, value in self.options.items():
+            if isinstance(value, bool):
+                shown.append(flag_name(name if value else f"no_{name}"))
+                continue
             text = ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
             shown.append(f"{flag_name(name)} {text}")
         return " ".join(shown)
@@ -145,12 +156,17 @@ def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]
     crosses = _crosses(dataset)
     found = []
     for model, options in _LISTED:
-        if model not in models or ("numeric_l2" in options and not dataset.numeric):
+        if model not in models or (_is_of_numbers(options) and not dataset.numeric):
             continue
         chosen = {k: v for k, v in options.items() if k != "cross"}
         chosen |= {"cross": crosses} if "cross" in options and crosses else {}
         found.append(_made(model, chosen, dataset))
     return list({candidate.key: candidate for candidate in found}.values())
+
+
+def _is_of_numbers(options: Mapping[str, Any]) -> bool:
+    """Whether what tells a candidate from the others is a penalty of the weights of numbers."""
+    return "numeric_l2" in options and "row_l2" not in options
 
 
 def neighbors(candidate: Candidate, base: Mapping[str, Any], dataset: Dataset) -> list[Candidate]:
@@ -190,11 +206,17 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
     yield {"dense_learning_rate": _round(dense / 3)}
     yield {"embedding_dim": max(1, now.get("embedding_dim", 8) // 2)}
     if dataset.numeric:
-        yield {"numeric_bins": 48 if now.get("numeric_bins", 0) < 48 else 16}
+        bins = 48 if now.get("numeric_bins", 0) < 48 else 16
+        yield {"numeric_bins": bins, "numeric_standard": False}
         yield {"numeric_l2": 0.0 if now.get("numeric_l2") else 30.0}
         yield {"numeric_waves": 0 if now.get("numeric_waves", 0) else 8}
     if crosses := _crosses(dataset):
         yield {"cross": () if now.get("cross") else crosses}
+    if now.get("row_l2"):
+        yield {"row_l2": _round(now["row_l2"] * 2)}
+        yield {"row_l2": _round(now["row_l2"] / 2)}
+    else:
+        yield {"row_l2": 20.0}
     yield {"row_weight_decay": 0.0 if now.get("row_weight_decay") else 0.01}
 
 
@@ -202,7 +224,7 @@ def _made(model: str, options: Mapping[str, Any], dataset: Dataset) -> Candidate
     """Makes a candidate of those options that the model and the dataset have a use for."""
     unused: tuple[str, ...] = ()
     if not dataset.numeric:
-        unused = ("numeric_bins", "numeric_waves", "numeric_l2", "bottom_mlp")
+        unused = ("numeric_bins", "numeric_waves", "numeric_l2", "numeric_standard", "bottom_mlp")
         # Its network is a bias then.
         unused += ("dense_learning_rate",) if model == "logistic_regression" else ()
     used = {name: value for name, value in options.items() if name not in unused}

@@ -14,15 +14,21 @@ from .parts import Numerics, pairwise_sum, stacked
 class Linear(tf.keras.layers.Layer):
     """Adds a weight per id, a weight per number and a bias."""
 
-    def __init__(self, penalty: float = 0.0) -> None:
-        """Takes what multiplies the sum of the squares of the numbers' weights in the loss."""
+    def __init__(self, penalty: float = 0.0, bias: float = 0.0) -> None:
+        """Takes what multiplies the sum of the squares of the numbers' weights in the loss.
+
+        Args:
+          penalty: that.
+          bias: with which the bias begins.
+        """
         super().__init__()
+        self._bias = bias
         self._regularizer = tf.keras.regularizers.L2(penalty) if penalty else None
 
     def build(self, input_shape: Any) -> None:
         """Makes the weights of the numbers."""
         _, numerics = input_shape
-        self.bias = self.add_weight("bias", [], initializer="zeros")
+        self.bias = self.add_weight("bias", [], initializer=tf.constant_initializer(self._bias))
         self.kernel = None
         if numerics[-1]:
             self.kernel = self.add_weight(

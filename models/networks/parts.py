@@ -55,16 +55,29 @@ def drawn(catalog: tf.Tensor, count: int) -> tf.Tensor:
 class Numerics(tf.keras.layers.Layer):
     """Encodes a batch's numbers by bins, and by waves, if it has any (Gorishniy et al. 2022)."""
 
-    def __init__(self, edges: npt.NDArray[np.float32] | None = None, *, waves: int = 0) -> None:
+    def __init__(
+        self,
+        edges: npt.NDArray[np.float32] | None = None,
+        *,
+        waves: int = 0,
+        moments: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Takes the bins.
 
         Args:
           edges: of the bins, ascending, float32 [n, bins + 1]. None gives the numbers themselves,
             as `filled_numerics` does. A checkpoint keeps the edges.
           waves: how many frequencies are learned per number.
+          moments: without edges, the means and deviations to scale numbers by, float32 [2, n]. A
+            missing number is the mean then. A checkpoint keeps them.
         """
         super().__init__(autocast=False)
-        self._edges = self._frequencies = None
+        self._edges = self._frequencies = self._moments = None
+        if moments is not None and moments.size:
+            first = tf.constant_initializer(moments)
+            self._moments = self.add_weight(
+                "moments", moments.shape, initializer=first, trainable=False
+            )
         if edges is not None and edges.size:
             first = tf.constant_initializer(edges)
             self._edges = self.add_weight("edges", edges.shape, initializer=first, trainable=False)
@@ -82,6 +95,10 @@ class Numerics(tf.keras.layers.Layer):
         are sines and cosines of it. A missing number has zeros; at the end are flags of what is
         missing.
         """
+        if self._moments is not None:
+            mean, deviation = self._moments[0], self._moments[1]
+            scaled = (features[NUMERICS] - mean) / deviation
+            return filled_numerics({NUMERICS: scaled})
         if self._edges is None:
             return filled_numerics(features)
         numbers = features[NUMERICS]

@@ -226,7 +226,9 @@ def test_lazy_decay_gives_ids_of_all_frequencies_the_solution_of_an_l2_penalty(t
         train(collection, batch, {"t": gradients}, learning_rate=rate, step=step)
     found = rows_of(collection, tmp_path)
     for period in (2, 4):
-        np.testing.assert_allclose(found["t", period].embedding, 1 / (1 + decay * period), rtol=1e-3)
+        np.testing.assert_allclose(
+            found["t", period].embedding, 1 / (1 + decay * period), rtol=1e-3
+        )
 
 
 def test_lazy_decay_makes_up_for_no_step_before_the_row_or_after_it(tmp_path):

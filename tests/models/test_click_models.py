@@ -141,6 +141,7 @@ def plain_logits(
 
 VARIANTS = [
     *((name, {}) for name in MODULES),
+    ("logistic_regression", {"numeric_standard": True}),
     ("wide_deep", {"deep_mlp": ()}),
     ("deepfm", {"dropout": 0.5}),
     ("wide_deep", {"numeric_bins": 3}),
@@ -188,6 +189,9 @@ def test_logits_equal_those_of_numpy(
     missing = numbers.copy()
     missing[:2] = np.nan
     batch = built.columns.sample() | {NUMERICS: tf.constant(missing)}
+    if options.get("numeric_standard") and dataset.numeric:
+        mean, deviation = _columns.moments(dataset)
+        numbers = (numbers - mean) / deviation
     numbers[:2] = 0
     if bins := options.get("numeric_bins"):
         edges = _columns.edges(dataset, bins)
@@ -201,6 +205,43 @@ def test_logits_equal_those_of_numpy(
         logits = built.model.logits(batch, training=False)
     expected = plain_logits(name, config, built.model, np.stack([*found.values()], 1), numbers)
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_are_scaled_by_the_moments_of_training_rows(datasets: dict[str, Dataset]) -> None:
+    dataset = datasets["criteo"]
+    parts = [pq.read_table(path) for path in dataset.paths("train")]
+    mean, deviation = _columns.moments(dataset)
+    for j, column in enumerate(dataset.numeric):
+        numbers = np.concatenate([part[column.name].to_numpy() for part in parts])
+        np.testing.assert_allclose(mean[j], np.nanmean(numbers), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(deviation[j], np.nanstd(numbers) or 1, rtol=1e-5)
+    config = logistic_regression.Config(numeric_standard=True, numeric_bins=3)
+    with pytest.raises(UsageError, match="numeric_bins is 3: give it 0"):
+        StepModel(logistic_regression.make(config, dataset), dataset)
+
+
+def test_logistic_regression_begins_at_the_base_rate(datasets: dict[str, Dataset]) -> None:
+    dataset = datasets["criteo"]
+    built = StepModel(logistic_regression.make(logistic_regression.Config(), dataset), dataset)
+    chance = 1 / (1 + np.exp(-built.model.linear.bias.numpy()))
+    train = dataset.split("train")
+    assert 0 < train.positives < train.rows
+    np.testing.assert_allclose(chance, train.positives / train.rows, rtol=1e-5)
+    alike = dataclasses.replace(train, positives=train.rows)
+    only = dataclasses.replace(dataset, splits={**dataset.splits, "train": alike})
+    assert _columns.base_rate_logit(only) == 0
+    assert _columns.base_rate_logit(dataclasses.replace(dataset, splits={})) == 0
+
+
+def test_penalty_of_ids_is_of_the_tables_optimizers(datasets: dict[str, Dataset]) -> None:
+    dataset = datasets["criteo"]
+    config = logistic_regression.Config(row_l2=30.0, sparse_optimizer="sgd")
+    built = StepModel(logistic_regression.make(config, dataset), dataset)
+    per_step = 30 / dataset.split("train").rows  # a step has the mean of its rows' losses
+    assert built.tables
+    assert all(table.optimizer == embedps.SGD(lazy_decay=per_step) for table in built.tables)
+    with pytest.raises(UsageError, match="row_l2 must be 0 with ftrl"):
+        logistic_regression.Config(row_l2=1.0, sparse_optimizer="ftrl")
 
 
 @pytest.mark.parametrize("schema", ["criteo", "movielens_100k"])  # with numbers, and without

@@ -49,5 +49,6 @@ def test_optimizer_slot_widths_count_the_floats_of_a_row(optimizer, floats):
 
 def test_settings_name_every_number_as_checkpoints_do():
     settings = Adagrad(epsilon=0.5).settings()
-    assert settings == {"initial_accumulator": 0.1, "epsilon": 0.5, "weight_decay": 0.0, "lazy_decay": 0.0}
-    assert SGD().settings() == {"weight_decay": 0.0, "lazy_decay": 0.0}
+    decay = {"weight_decay": 0.0, "lazy_decay": 0.0}
+    assert settings == {"initial_accumulator": 0.1, "epsilon": 0.5, **decay}
+    assert SGD().settings() == decay

@@ -205,6 +205,7 @@ def test_wrong_options_are_refused(fields: dict[str, Any], message: str) -> None
         OptimizerConfig(**fields)
 
 
-def test_ftrl_has_no_weight_decay() -> None:
-    with pytest.raises(UsageError, match="use its l2_regularization_strength"):
-        embedps.Ftrl(weight_decay=0.1)
+@pytest.mark.parametrize("name", ["weight_decay", "lazy_decay"])
+def test_ftrl_has_no_decay(name: str) -> None:
+    with pytest.raises(UsageError, match=f"ftrl has no {name}: use its l2_regularization_strength"):
+        embedps.Ftrl(**{name: 0.1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,38 @@ def test_plain_chances_of_one_label_are_numbers() -> None:
     chances, _ = plain_logistic.predict(numerics, ids, np.zeros(60), 50)
     assert chances.shape == (10,)
     assert np.all(chances < 0.1)
+
+
+def test_row_l2_and_numeric_l2_score_as_an_exact_penalty_of_that_strength(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "set", train=(3000,), evaluation=(3000,))
+
+    def exact(
+        numerics: tuned.Array, ids: tuned.Array, labels: tuned.Array, num_train: int
+    ) -> tuned.Array:
+        train = np.arange(num_train)
+        rows = plain_logistic.Rows(numerics, ids, train)
+        # No two ids share a weight, as they do where they are hashed.
+        places = [np.unique(column, return_inverse=True) for column in ids.T]
+        firsts = np.cumsum([0, *(len(known) for known, _ in places)])
+        rows.hashed = np.stack([at for _, at in places], 1) + firsts[:-1]
+        rows._hashed = int(firsts[-1])
+        logits = rows.logits(rows.fit(labels, train, 20.0), np.arange(num_train, len(labels)))
+        chances: tuned.Array = 1 / (1 + np.exp(-logits))
+        return chances
+
+    expected = tuned._of_arrays(dataset, exact)
+    found = first_candidates(dataset, ("logistic_regression",))
+    (candidate,) = (each for each in found if each.options.get("row_l2") == 20)
+    options = {**candidate.options, "numeric_l2": 20.0, "epochs": 60}
+    candidate = dataclasses.replace(candidate, options=options)
+    where = {"data": str(dataset.directory), "model_dir": str(tmp_path / "m"), "eval": "inline"}
+    values = {**base_options(dataset), **where, "eval_epochs": 60}
+    run = candidate.run(values)
+    scored = Trainer(run.recommender(dataset), dataset, run.config).fit().scores[-1]
+    assert scored.auc is not None
+    assert scored.logloss is not None
+    np.testing.assert_allclose(scored.auc, expected["auc"], atol=0.001)
+    np.testing.assert_allclose(scored.logloss, expected["logloss"], rtol=0.001)
 
 
 def test_a_candidate_scores_as_the_plain_one(tmp_path: Path) -> None:

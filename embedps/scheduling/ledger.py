@@ -418,34 +418,39 @@ class Ledger:
             self._again = set(again)
             self._returned = sorted(self._again)
 
-    def go_back(self, state: Mapping[str, Any], *, in_part: bool) -> list[Unit]:
+    def go_back(self, state: Mapping[str, Any], *, in_part: bool) -> tuple[list[Unit], int]:
         """Goes back to an earlier state of this stage.
 
         Units that were done since, or begun, are handed out again.
 
         Args:
           in_part: some servers keep what they applied. Until these units are done, a state lists
-            them as units that may be partially applied.
+            them as units that may be partially applied. What was repeated since stays counted.
 
         Returns:
-          The units that were done since.
+          The units that were done since, and how many units may visit rows again: those in progress
+          in that state, and with `in_part` also those in progress now.
         """
         before = {*range(state["prefix"]), *state["beyond"]} - {*state.get("set_aside", ())}
         with self._lock:
-            end, begun = self._next, self._begun
+            end, begun, attempts = self._next, self._begun, self._attempts
+            counts = self._num_attempts, self._repeated
             done = {*range(self._prefix), *self._beyond} - {*self._aside} - self._again
         self.restore(state)
         again = sorted(done - before)
         if not in_part:
             with self._lock:
-                return [self._unit(position) for position in again]
+                return [self._unit(position) for position in again], len(state["doing"])
         with self._lock:
-            self._begun = begun
+            # Counted as repeated once they are attempted again, as `begin` does.
+            self._begun = begun | {p for p in state["doing"] if not self._is_done(p)}
+            self._num_attempts, self._repeated = counts
+            self._attempts |= attempts
             self._undone |= {*again}
             self._next = max(self._next, end)
             left = (p for p in range(self._prefix, self._next) if not self._is_done(p))
             self._returned = sorted({*self._returned, *left})
-            return [self._unit(position) for position in again]
+            return [self._unit(position) for position in again], len(self._begun)
 
     @property
     def num_undone(self) -> int:

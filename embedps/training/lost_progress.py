@@ -19,6 +19,8 @@ class LostProgress:
       units: units done since that checkpoint, which are done again.
       steps: steps done since then.
       examples: examples visited since then.
+      repeated: units of which some rows may be visited again, since a server may have applied them:
+        those in progress at the checkpoint and, if a server stayed as it was, at the loss.
       set_aside: how many units were set aside by then, because who trained them died.
       workers: how many a local cluster had, which `embedps scale` may have changed.
       servers: how many parameter servers it had, in the same way.
@@ -36,6 +38,7 @@ class LostProgress:
     units: int
     steps: int
     examples: int
+    repeated: int = 0
     set_aside: int = 0
     workers: int | None = None
     servers: int | None = None
@@ -48,7 +51,8 @@ class LostProgress:
 
     def record(self, secs: float | None) -> dict[str, Any]:
         """Makes the record for summary.json; `secs` is the time to the end of the first unit."""
-        fields = ["why", "noticed_at", "checkpoint", "units", "steps", "examples", "in_place"]
+        fields = ["why", "noticed_at", "checkpoint", "units", "steps", "examples"]
+        fields += ["repeated", "in_place"]
         fields += ["served_secs", "restored_secs"] if self.in_place else []
         return {**{name: getattr(self, name) for name in fields}, "secs": secs}
 

@@ -67,6 +67,7 @@ class Recovery:
         unsaved: dict[str, Any] = {"units": 0, "steps": 0, "examples": 0}
         unsaved["checkpoint"] = self._before.checkpoint if self._before else None
         unsaved["set_aside"] = self._before.set_aside if self._before else 0
+        unsaved["repeated"] = self._before.repeated if self._before else 0
         if self._before is not None:
             unsaved["workers"], unsaved["servers"] = self._before.workers, self._before.servers
             unsaved["scalings"] = self._before.scalings

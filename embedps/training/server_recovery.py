@@ -128,7 +128,7 @@ class ServerRecovery:
         ledger = self._setup.ledger
         ledger.deaths.server_died()
         steps, rows, done = ledger.steps_done(), ledger.rows_done(), ledger.num_done
-        again = ledger.go_back(manifest.ledger, in_part=self._alone)
+        again, repeated = ledger.go_back(manifest.ledger, in_part=self._alone)
         loss = LostProgress(
             why=lost.why,
             noticed_at=lost.noticed_at,
@@ -136,6 +136,7 @@ class ServerRecovery:
             units=done - ledger.num_done,
             steps=steps - ledger.steps_done(),
             examples=rows - ledger.rows_done(),
+            repeated=repeated,
             set_aside=len(ledger.deaths.set_aside),
             in_place=True,
             served_secs=round(served - lost.noticed_at, 2),

@@ -333,12 +333,13 @@ class Trainer:
     def unsaved(self) -> dict[str, Any]:
         """Gives the progress since the last checkpoint, as a LostProgress takes it."""
         last, ledger = self._setup.writer.last, self._setup.ledger
-        done, step = 0, ledger.first_step
+        done, step, repeated = 0, ledger.first_step, 0
         workers, servers = self._cluster.num_workers, self._cluster.num_ps
         if change := self._scalings.under_way:  # it goes on as it was
             workers, servers = change.workers[0], change.servers[0]
         if last is not None and ledger.is_of(last.ledger):
             done, step = last.ledger["prefix"] + len(last.ledger["beyond"]), last.step
+            repeated = len(last.ledger["doing"])
         return {
             "earlier": self._recoveries.all(),
             "checkpoint": None if last is None else last.number,
@@ -347,6 +348,7 @@ class Trainer:
             "servers": None if self._cluster.why_fixed else servers,
             "scalings": self._scalings.completed,
             "units": ledger.num_done - done,
+            "repeated": repeated,
             "steps": ledger.steps_done() - step,
             "examples": ledger.rows_done()
             - (0 if last is None else int(last.progress["examples"])),

@@ -253,23 +253,45 @@ def test_units_since_a_state_are_done_again_and_are_in_doubt_until_then():
         ledger.done(unit)
     ledger.give_back(fourth)
     steps = ledger.steps_done()
-    assert ledger.go_back(state, in_part=True) == [first, third]
+    assert ledger.go_back(state, in_part=True) == ([first, third], 2)
     assert (ledger.num_done, ledger.num_undone) == (1, 2)
     assert ledger.steps_done() < steps
     now = ledger.state()
     assert now["beyond"] == state["beyond"]
     assert now["doing"] == [u.position for u in (first, third, fourth)]
     assert ledger.partially_applied(now)["doing"] == now["doing"]
-    repeated = ledger.num_repeated
     assert [begin(ledger) for _ in range(3)] == [first, third, fourth]
-    assert ledger.num_repeated == repeated + 1  # the one that was in progress; logs know the others
+    assert ledger.num_repeated == 2  # those in progress, then and now; logs know the other
     ledger.done(first)
     assert ledger.num_undone == 1
-    assert ledger.go_back(state, in_part=True) == [first]
+    assert ledger.go_back(state, in_part=True) == ([first], 3)
     assert rows_of(sorted([second, *take_all(ledger)], key=lambda u: u.position)) == rows_of(
         take_all(make_ledger(epochs=2))
     )
     assert ledger.num_undone == 0
+
+
+def test_unit_in_progress_at_a_state_and_still_at_a_loss_is_repeated_once():
+    ledger = make_ledger()
+    unit = begin(ledger)
+    state = ledger.state()
+    assert ledger.go_back(state, in_part=True) == ([], 1)
+    assert ledger.go_back(state, in_part=True) == ([], 1)  # before it is attempted again
+    assert begin(ledger) == unit
+    assert (ledger.num_attempts, ledger.num_repeated) == (2, 1)
+
+
+def test_what_was_repeated_before_a_loss_stays_counted_where_servers_stay():
+    ledger = make_ledger()
+    state = ledger.state()
+    unit = begin(ledger)
+    ledger.begin(unit)  # its worker died
+    ledger.done(unit)
+    assert ledger.go_back(state, in_part=True) == ([unit], 0)
+    assert begin(ledger) == unit
+    assert (ledger.num_attempts, ledger.num_repeated) == (3, 1)
+    assert ledger.go_back(state, in_part=False) == ([], 0)
+    assert (ledger.num_attempts, ledger.num_repeated) == (0, 0)
 
 
 def test_units_since_a_state_are_done_again_and_not_in_doubt_if_all_servers_go_back():
@@ -280,7 +302,7 @@ def test_units_since_a_state_are_done_again_and_not_in_doubt_if_all_servers_go_b
     third = begin(ledger)
     for unit in (first, third):
         ledger.done(unit)
-    assert ledger.go_back(state, in_part=False) == [first, third]
+    assert ledger.go_back(state, in_part=False) == ([first, third], 1)
     assert (ledger.num_done, ledger.num_undone) == (1, 0)
     restored = make_ledger()
     restored.restore(state)

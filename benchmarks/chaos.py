@@ -280,6 +280,7 @@ def measure(config: Config, run: Run) -> Content:
                 tier = [
                     f"--max-memory-bytes={config.max_memory_bytes}",
                     f"--spill-dir={folder}/spill",
+                    "--stats-secs=2",  # a client that resumes with nothing left writes none
                 ]
             training = Training(data, Path(folder) / name, *flags, *tier)
             began = time.monotonic()

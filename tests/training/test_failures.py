@@ -472,6 +472,7 @@ def test_units_in_progress_when_a_server_is_lost_are_what_is_repeated(tmp_path, 
     assert before.ledger["doing"] == []
     few = (*flags, f"--epochs={EPOCHS}", "--delta-secs=1000")  # nothing pauses training
     run = train(programs, dataset, model_dir, *few)
+    run.wait_for("units are done")  # the line that says where it resumes
     while f"units {before.ledger['prefix']}/" in run.wait_for("units "):
         pass  # no unit was done yet, and perhaps none begun
     os.kill(pid_of(model_dir, "ps 1"), signal.SIGKILL)

@@ -22,13 +22,17 @@ class BodyArena {
 
   // Precedes the floats of a slot. The lock of the stripe that has the chunk guards it.
   struct Slot {
-    uint32_t row;
-    uint8_t uses;  // since the policy last looked at it
-    Queue queue;
-    bool ringed;  // the small queue has an entry for it, which may be out of date
-    bool ahead;   // the row was brought in for a lookup that has not come yet
+    uint32_t row : 24;  // below kMaxStripeRows
+    uint8_t uses : 2;   // since the policy last looked at it
+    Queue queue : 2;
+    bool ringed : 1;  // the small queue has an entry for it, which may be out of date
+    bool ahead : 1;   // the row was brought in for a lookup that has not come yet
+    // The place (row_place.h) to which the row goes back while its floats are those of the record
+    // there; 0 if there is none.
+    uint32_t record;
     char* floats() { return reinterpret_cast<char*>(this + 1); }
   };
+  static_assert(sizeof(Slot) == 8);
 
   static constexpr uint32_t kLeastChunkSlots = 16;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace embedps {
 namespace {
@@ -104,7 +105,18 @@ void HotRows::Add(uint32_t slot, uint32_t row, bool is_main) {
   Keep(slot);
 }
 
+uint32_t HotRows::AnyClean() const {
+  if (num_clean_ == 0) return BodyArena::kNoSlot;
+  for (const uint32_t first : chunks_) {
+    for (uint32_t slot = first; slot < first + arena_->chunk_slots(); ++slot) {
+      if (arena_->At(slot)->record != 0) return slot;
+    }
+  }
+  return BodyArena::kNoSlot;
+}
+
 void HotRows::Free(uint32_t slot) {
+  SetRecord(slot, 0);
   BodyArena::Slot* const at = arena_->At(slot);
   if (at->queue != Queue::kFree) --(at->queue == Queue::kMain ? num_main_ : num_small_);
   at->queue = Queue::kFree;
@@ -118,6 +130,7 @@ void HotRows::Move(uint32_t from, uint32_t to) {
   target->uses = source->uses;
   target->ahead = source->ahead;
   target->queue = source->queue;
+  target->record = std::exchange(source->record, 0);
   std::memcpy(target->floats(), source->floats(), arena_->body_bytes());
   source->queue = Queue::kFree;
   free_.push_back(from);
@@ -142,7 +155,7 @@ void HotRows::Clear() {
   chunks_.clear();
   free_.clear();
   small_.clear();
-  num_small_ = num_main_ = 0;
+  num_small_ = num_main_ = num_clean_ = 0;
   hand_chunk_ = hand_slot_ = 0;
   spilled = 0;
   missed_ = 0;

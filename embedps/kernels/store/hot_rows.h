@@ -69,6 +69,15 @@ class HotRows {
     }
   }
 
+  // Notes to which place on disk a slot's row goes back as long as it does not change; 0 is none.
+  void SetRecord(uint32_t slot, uint32_t record) {
+    BodyArena::Slot* const at = arena_->At(slot);
+    num_clean_ += static_cast<int64_t>(record != 0) - static_cast<int64_t>(at->record != 0);
+    at->record = record;
+  }
+  // Returns the slot of a row with such a place, not by the policy; kNoSlot if there is none.
+  uint32_t AnyClean() const;
+
   // Moves a row to a slot that was taken.
   void Move(uint32_t from, uint32_t to);
 
@@ -100,7 +109,8 @@ class HotRows {
   // main queue, by now.
   std::deque<uint32_t> small_;
   int64_t num_small_ = 0, num_main_ = 0;
-  uint32_t missed_ = 0;  // rows that came back too soon, since it took a chunk for them
+  int64_t num_clean_ = 0;  // rows with a record on disk
+  uint32_t missed_ = 0;    // rows that came back too soon, since it took a chunk for them
   size_t hand_chunk_ = 0;
   uint32_t hand_slot_ = 0;
 };

@@ -294,7 +294,7 @@ uint32_t RowStore::LastStep() const {
 }
 
 void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, RowsLeft* left,
-                         OutgoingRows* outgoing) {
+                         PostponedRows* postponed, OutgoingRows* outgoing) {
   const int table = bin / kStripes;
   Stripe& stripe = *stripes_[bin];
   // Take the open list. A row stays listed until it is copied: the copy contains earlier changes,
@@ -347,7 +347,7 @@ void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, RowsLeft* lef
   for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
     const uint32_t last = std::min(num_rows, first + kSliceRows);
     outgoing->Reserve(last - first);  // not under the lock
-    if (tier_ && !leaves) {
+    if (tier_ && !leaves && postponed == nullptr) {
       numbers.clear();
       for (uint32_t i = first; i < last; ++i) {
         numbers.push_back(kind == CutKind::kDelta ? rows[i] : i);
@@ -364,6 +364,10 @@ void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, RowsLeft* lef
       RowHeader* row = stripe.Row(number);
       if (leaves && row->live && layout_.IsOnDisk(*row)) {
         (*left)[bin][number] = true;  // it stays listed until it is copied
+        continue;
+      }
+      if (postponed != nullptr && row->live && layout_.IsOnDisk(*row)) {
+        postponed->push_back({PlaceOf(*row) & kPlaceMask, bin, number});  // the same
         continue;
       }
       if (row->live) {
@@ -397,11 +401,16 @@ Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* 
   if (counters != nullptr) counted = CutCounters(kind, drop_pending, this_cut, *counters);
   OutgoingRows outgoing(layout_, OptimizerSlots(config_.optimizer, config_.dim), sink);
   RowsLeft left = kind == CutKind::kBase ? NoneLeft() : RowsLeft();
+  PostponedRows postponed;
+  const bool postpones = kind == CutKind::kDelta && tier_ != nullptr && tier_->has_many_on_disk();
   for (size_t i = 0; i < stripes_.size(); ++i) {
     // Every stripe closes its list even after the sink has failed, or the lists would belong to
     // different cuts.
-    CutStripe(static_cast<int>(i), kind, drop_pending, &left, &outgoing);
+    CutStripe(static_cast<int>(i), kind, drop_pending, &left, postpones ? &postponed : nullptr,
+              &outgoing);
+    if (postponed.size() >= MostPostponed()) CopyPostponed(&postponed, &outgoing);
   }
+  if (postpones) CopyPostponed(&postponed, &outgoing);
   if (!left.empty()) CopyLeft(/*unlists=*/true, [] { return true; }, &left, &outgoing);
   const Status status = outgoing.Flush();
   *cut = this_cut;

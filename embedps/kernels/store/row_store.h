@@ -363,7 +363,20 @@ class RowStore {
   // Copies these. With `unlists` later changes list a row again. Stops once `goes_on` is false.
   void CopyLeft(bool unlists, const std::function<bool()>& goes_on, RowsLeft* left,
                 OutgoingRows* outgoing);
-  void CutStripe(int bin, CutKind kind, bool drop_pending, RowsLeft* left, OutgoingRows* outgoing);
+  // The rows of a delta that were on disk when the others of their stripe were copied. There are at
+  // most MostPostponed of them: a small share of the rows on disk, so that each read has many.
+  struct RowOnDisk {
+    uint32_t location;
+    int32_t bin;
+    uint32_t number;
+  };
+  using PostponedRows = std::vector<RowOnDisk>;
+  size_t MostPostponed() const;
+  // Copies these in the order in which they lie on disk. Later changes list a row again.
+  void CopyPostponed(PostponedRows* rows, OutgoingRows* outgoing);
+  // A base leaves rows in `left`, and a delta postpones them, unless it is null.
+  void CutStripe(int bin, CutKind kind, bool drop_pending, RowsLeft* left, PostponedRows* postponed,
+                 OutgoingRows* outgoing);
 
   const RowStoreConfig config_;
   const std::unique_ptr<BodyArena> arena_;  // null if no row is on disk

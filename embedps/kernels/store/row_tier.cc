@@ -118,7 +118,7 @@ void RowTier::Begin(int bin, uint32_t number) {
 void RowTier::Renew(int bin, uint32_t number) {
   RowHeader* const row = RowAt(bin, number);
   const uint32_t place = PlaceOf(*row);
-  if ((place & kOnDisk) == 0) return;
+  if ((place & kOnDisk) == 0) return ForgetRecord(bin, place);
   SetPlace(kNoPlace, row);
   log_.Kill(place & kPlaceMask);
   AddSpilled(bin, -1);
@@ -129,11 +129,13 @@ void RowTier::Renew(int bin, uint32_t number) {
 
 bool RowTier::BringIn(int bin, uint32_t number, const Fetched& fetched, int64_t key) {
   const RowHeader* const row = RowAt(bin, number);
-  if ((PlaceOf(*row) & kOnDisk) == 0) return true;
-  thread_local std::vector<char> own;
-  const char* const payload = Payload(bin, *row, fetched, key, &own);
-  if (payload == nullptr) return false;
-  ComeIn(bin, number, payload, /*may_evict=*/true);
+  if (PlaceOf(*row) & kOnDisk) {
+    thread_local std::vector<char> own;
+    const char* const payload = Payload(bin, *row, fetched, key, &own);
+    if (payload == nullptr) return false;
+    ComeIn(bin, number, payload, /*may_evict=*/true);
+  }
+  ForgetRecord(bin, PlaceOf(*row));
   return true;
 }
 
@@ -227,9 +229,11 @@ uint32_t RowTier::ComeIn(int bin, uint32_t number, const char* payload, bool may
   const uint32_t slot = TakeSlot(bin, may_evict);
   if (slot == kNoSlot) return slot;
   std::memcpy(owner_.arena->At(slot)->floats(), payload, owner_.arena->body_bytes());
-  log_.Kill(PlaceOf(*row) & kPlaceMask);
+  const uint32_t record = PlaceOf(*row);
+  log_.Spare(record & kPlaceMask);
   AddSpilled(bin, -1);
   hot.Add(slot, number, /*is_main=*/is_soon);
+  hot.SetRecord(slot, record);
   SetPlace(slot, row);
   return slot;
 }
@@ -239,8 +243,7 @@ uint32_t RowTier::TakeSlot(int bin, bool may_evict) {
   const uint32_t free = hot.TakeFree();
   if (free != kNoSlot) return free;
   const uint32_t victim = hot.Victim();
-  if (victim == kNoSlot || Spill(bin, victim)) return hot.TakeFree();
-  hot.Keep(victim);
+  if (victim == kNoSlot || LetGo(bin, victim)) return hot.TakeFree();
   if (!may_evict) return kNoSlot;
   evicted_.fetch_add(1, std::memory_order_relaxed);
   owner_.evict(bin, owner_.arena->At(victim)->row);
@@ -251,15 +254,36 @@ bool RowTier::Spill(int bin, uint32_t slot) {
   HotRows& hot = stripes_[bin]->hot;
   BodyArena::Slot* const at = owner_.arena->At(slot);
   RowHeader* const row = RowAt(bin, at->row);
-  const uint32_t location = log_.Append(bin, row->id, at->floats());
-  if (location == SpillLog::kNowhere) return false;
-  const double norm = owner_.min_norms[bin / kStripes];
-  const bool is_small = norm > 0 && owner_.layout->SquaredNorm(*row, norm * norm) < norm * norm;
+  uint32_t place = at->record;
+  if (place != 0) {
+    log_.Need(place & kPlaceMask);
+  } else {
+    const uint32_t location = log_.Append(bin, row->id, at->floats());
+    if (location == SpillLog::kNowhere) return false;
+    const double norm = owner_.min_norms[bin / kStripes];
+    const bool is_small = norm > 0 && owner_.layout->SquaredNorm(*row, norm * norm) < norm * norm;
+    place = kOnDisk | (is_small ? kSmallNorm : 0) | location;
+  }
   if (at->queue == BodyArena::Queue::kMain) memory_->NoteMainAge(AgeOf(*row));
-  SetPlace(kOnDisk | (is_small ? kSmallNorm : 0) | location, row);
+  SetPlace(place, row);
   hot.Free(slot);
   AddSpilled(bin, 1);
   return true;
+}
+
+bool RowTier::LetGo(int bin, uint32_t victim) {
+  if (Spill(bin, victim)) return true;
+  HotRows& hot = stripes_[bin]->hot;
+  hot.Keep(victim);
+  const uint32_t clean = hot.AnyClean();
+  return clean != kNoSlot && Spill(bin, clean);
+}
+
+void RowTier::ForgetRecord(int bin, uint32_t slot) {
+  const uint32_t record = slot == kNoSlot ? 0 : owner_.arena->At(slot)->record;
+  if (record == 0) return;
+  log_.KillSpare(record & kPlaceMask);
+  stripes_[bin]->hot.SetRecord(slot, 0);
 }
 
 RowTier::Freed RowTier::Shrink(int bin) {
@@ -279,8 +303,7 @@ RowTier::Freed RowTier::Shrink(int bin) {
       }
       const uint32_t victim = hot.Victim();
       if (victim == kNoSlot) return Freed::kNothing;
-      if (Spill(bin, victim)) continue;
-      hot.Keep(victim);
+      if (LetGo(bin, victim)) continue;
       return Freed::kNothingAsDiskIsFull;
     }
   }
@@ -305,6 +328,7 @@ void RowTier::Drop(int bin, uint32_t number) {
     log_.Kill(place & kPlaceMask);
     AddSpilled(bin, -1);
   } else if (place != kNoPlace) {
+    ForgetRecord(bin, place);
     stripes_[bin]->hot.Free(place);
   }
 }
@@ -314,7 +338,13 @@ void RowTier::Clear(int bin) NO_THREAD_SAFETY_ANALYSIS {
   const Stripe& stripe = *(*owner_.stripes)[bin];
   for (uint32_t number = 0; number < stripe.used(); ++number) {
     const RowHeader& row = *stripe.Row(number);
-    if (row.live && (PlaceOf(row) & kOnDisk)) log_.Kill(PlaceOf(row) & kPlaceMask);
+    if (!row.live) continue;
+    const uint32_t place = PlaceOf(row);
+    if (place & kOnDisk) {
+      log_.Kill(place & kPlaceMask);
+    } else {
+      ForgetRecord(bin, place);
+    }
   }
   AddSpilled(bin, -stripes_[bin]->hot.spilled);
   stripes_[bin]->hot.Clear();
@@ -327,7 +357,13 @@ bool RowTier::MoveRecord(int bin, int64_t id, uint32_t location, const char* pay
   if (number == kNone) return true;
   RowHeader* const row = stripe.Row(number);
   const uint32_t place = PlaceOf(*row);
-  if ((place & kOnDisk) == 0 || (place & kPlaceMask) != location) return true;
+  if ((place & kOnDisk) == 0) {
+    const bool has_it =
+        place != kNoPlace && (owner_.arena->At(place)->record & kPlaceMask) == location;
+    if (has_it) ForgetRecord(bin, place);
+    return true;
+  }
+  if ((place & kPlaceMask) != location) return true;
   const uint32_t moved = log_.Append(bin, id, payload);
   if (moved == SpillLog::kNowhere) return false;
   SetPlace((place & ~kPlaceMask) | moved, row);

@@ -25,6 +25,9 @@ namespace embedps {
 // in memory alone; only the floats of some are in the log. So all that does not read floats is the
 // same code, and a store with a tier holds the same bits as one without.
 //
+// A row that came into memory keeps its record on disk until its floats change, and goes back to
+// it: a store that is only read writes each row once. Where the record is, its slot knows.
+//
 // Who needs floats asks first, without a lock, which of the rows are on disk, and reads these
 // together (Fetched). A row that is spilled between that and its use is read again, alone.
 //
@@ -96,11 +99,10 @@ class RowTier : private TierMemory::Holder {
   static int64_t LeastBytes(const RowLayout& layout, int num_tables, const TierConfig& config);
 
   // Whether a row is on disk.
-  bool has_spilled() const { return num_spilled_.load(std::memory_order_relaxed) > 0; }
-  // Whether so many rows are on disk that a base reads them in the disk's order.
-  bool has_many_on_disk() const {
-    return num_spilled_.load(std::memory_order_relaxed) >= memory_->config().many_rows;
-  }
+  bool has_spilled() const { return num_on_disk() > 0; }
+  // Whether so many rows are on disk that a base or a delta reads them in the disk's order.
+  bool has_many_on_disk() const { return num_on_disk() >= memory_->config().many_rows; }
+  int64_t num_on_disk() const { return num_spilled_.load(std::memory_order_relaxed); }
 
   // Waits, if too much of the disk is taken by rows that are no longer there. The caller holds no
   // lock.
@@ -123,7 +125,7 @@ class RowTier : private TierMemory::Holder {
   void Begin(int bin, uint32_t number);
   void Renew(int bin, uint32_t number);
 
-  // Brings a row into memory; returns false if it cannot be read.
+  // Brings a row into memory, to be written; returns false if it cannot be read.
   bool BringIn(int bin, uint32_t number, const Fetched& fetched, int64_t key);
 
   // The same for a lookup that comes soon; does nothing if there is no place, or it cannot be read.
@@ -172,6 +174,11 @@ class RowTier : private TierMemory::Holder {
   // kNoSlot if it may not.
   uint32_t TakeSlot(int bin, bool may_evict);
   bool Spill(int bin, uint32_t slot);
+  // Spills a stripe's victim, or if the disk is full a row that needs no place there. Returns
+  // false, and leaves the victim in its queue, if there is none.
+  bool LetGo(int bin, uint32_t victim);
+  // Kills the record of a row in memory, if it has one.
+  void ForgetRecord(int bin, uint32_t slot);
   // Frees a stripe's last chunk, whose rows push out colder ones, but never its only one.
   Freed Shrink(int bin);
   int64_t ChunkBytes() const override {
@@ -181,7 +188,8 @@ class RowTier : private TierMemory::Holder {
   // Reads a row on disk; null if that fails.
   const char* Payload(int bin, const RowHeader& row, const Fetched& fetched, int64_t key,
                       std::vector<char>* own);
-  // Gives a row on disk a slot with its floats; returns the slot, as TakeSlot does.
+  // Gives a row on disk a slot with its floats, and keeps its record; returns the slot, as TakeSlot
+  // does.
   uint32_t ComeIn(int bin, uint32_t number, const char* payload, bool may_evict);
   void Drop(int bin, uint32_t number);
   void Clear(int bin);

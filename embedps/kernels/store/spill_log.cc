@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,6 +64,7 @@ struct SpillLog::Segment {
   uint64_t first_record = 0;  // its number among all ever appended
   int64_t used = 0;           // records, under the log's mutex, as what follows
   int64_t live = 0;
+  int64_t spare = 0;      // of the live ones
   int64_t unwritten = 0;  // buffers
   bool damaged = false;   // it cannot be compacted
 };
@@ -176,6 +178,11 @@ Status SpillLog::NewSegment() {
     segments_[segment->number] = segment;
   }
   ++num_segments_;
+  struct statvfs disk{};
+  const bool is_known = ::fstatvfs(segment->fd, &disk) == 0;
+  has_room_ =
+      !is_known || static_cast<int64_t>(disk.f_bavail) >=
+                       kRoomySegments * segment_bytes_ / static_cast<int64_t>(disk.f_frsize);
   last_ = segment;
   return Status::Ok();
 }
@@ -186,6 +193,7 @@ bool SpillLog::OpenBuffer() {
     if (now < retry_at_) return false;
     const Status made = NewSegment();
     if (!made.ok()) {
+      has_room_ = false;
       retry_at_ = now + kRetry;
       stats_.error = made.message();
       return false;
@@ -342,11 +350,14 @@ void SpillLog::Take(const char* record, Read* read) const {
   read->found = true;
 }
 
-void SpillLog::Kill(uint32_t location) {
+void SpillLog::Let(uint32_t location, bool is_live, int spare) {
   std::shared_ptr<Segment> dropped;  // its file is closed without the lock
   const MutexLock lock(&mutex_);
   const int64_t number = location / segment_records_;
   Segment& segment = *segments_[number];
+  segment.spare += spare;
+  spare_records_ += spare;
+  if (is_live) return;
   --live_;
   if (--segment.live == 0 && segment.used == segment_records_ && segment.unwritten == 0) {
     dropped = Drop(static_cast<uint32_t>(number));
@@ -493,18 +504,23 @@ bool SpillLog::IsClosed(const Segment& segment) const {
 
 int64_t SpillLog::NumRecords() const { return num_segments_ * segment_records_; }
 
+int64_t SpillLog::LiveOf(const Segment& segment) const {
+  return segment.live - (has_room_ ? 0 : segment.spare);
+}
+
 bool SpillLog::IsOverShare(int64_t times) const {
-  return NumRecords() > times * live_ + kSlackSegments * segment_records_;
+  const int64_t live = live_ - (has_room_ ? 0 : spare_records_);
+  return NumRecords() > times * live + kSlackSegments * segment_records_;
 }
 
 std::shared_ptr<SpillLog::Segment> SpillLog::Emptiest() const {
   std::shared_ptr<Segment> emptiest;
   for (const auto& segment : segments_) {
     if (segment == nullptr || segment->damaged || !IsClosed(*segment)) continue;
-    if (emptiest == nullptr || segment->live < emptiest->live) emptiest = segment;
+    if (emptiest == nullptr || LiveOf(*segment) < LiveOf(*emptiest)) emptiest = segment;
   }
   const double most = kMostLive * static_cast<double>(segment_records_);
-  if (emptiest != nullptr && static_cast<double>(emptiest->live) > most) emptiest = nullptr;
+  if (emptiest != nullptr && static_cast<double>(LiveOf(*emptiest)) > most) emptiest = nullptr;
   return emptiest;
 }
 
@@ -620,6 +636,7 @@ SpillLog::Stats SpillLog::stats() const {
   const MutexLock lock(&mutex_);
   Stats stats = stats_;
   stats.live = live_;
+  stats.spare = spare_records_;
   stats.bytes = num_segments_ * segment_bytes_;
   return stats;
 }

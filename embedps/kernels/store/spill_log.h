@@ -28,6 +28,10 @@ namespace embedps {
 // dead ones are spread evenly. Whoever is about to append many records calls Pace, which waits if
 // two thirds are dead.
 //
+// The record of a row that came into memory and has not changed there is spare: the row can go back
+// to it. It counts as live as long as the disk has room for kRoomySegments, and else as dead. The
+// compaction drops it.
+//
 // A file has no name: it ends with the process, however that ends, so that no later one can trust
 // it. Its blocks are reserved when it is made: a full disk refuses a segment, and no record. What
 // cannot be written for another reason stays in memory until it can.
@@ -39,6 +43,7 @@ class SpillLog {
  public:
   static constexpr uint32_t kNowhere = (1u << 30) - 1;
   static constexpr int64_t kSlackSegments = 3;
+  static constexpr int64_t kRoomySegments = 16;
 
   // A record to read, and what became of it.
   struct Read {
@@ -55,6 +60,7 @@ class SpillLog {
 
   struct Stats {
     int64_t live = 0;        // records
+    int64_t spare = 0;       // of them
     int64_t bytes = 0;       // of the files
     int64_t appended = 0;    // records, those that moved included
     int64_t moved = 0;       // of them
@@ -64,8 +70,8 @@ class SpillLog {
     std::string error;       // why the last one had none; empty if the log has room
   };
 
-  // Asks whether the record of an id at a location is live, and if so appends it and kills it
-  // there. Returns false if the log has no place.
+  // Asks whether the record of an id at a location is live, and if so kills it there, and appends
+  // it unless it is spare. Returns false if the log has no place.
   using Move = std::function<bool(int bin, int64_t id, uint32_t location, const char* payload)>;
 
   // A record on disk, dead or live.
@@ -94,8 +100,11 @@ class SpillLog {
   // Appends a record; returns its location, or kNowhere if the disk is full.
   uint32_t Append(int bin, int64_t id, const char* payload);
 
-  // Tells that a record is dead.
-  void Kill(uint32_t location);
+  // Tell that a live record is dead, or spare; that a spare one is needed again, or dead.
+  void Kill(uint32_t location) { Let(location, /*is_live=*/false, /*spare=*/0); }
+  void Spare(uint32_t location) { Let(location, /*is_live=*/true, /*spare=*/1); }
+  void Need(uint32_t location) { Let(location, /*is_live=*/true, /*spare=*/-1); }
+  void KillSpare(uint32_t location) { Let(location, /*is_live=*/false, /*spare=*/-1); }
 
   // Reads records in the order of their locations, those that are close to each other at once.
   // Fails if one is damaged or cannot be read, and says which file and where.
@@ -136,6 +145,8 @@ class SpillLog {
   static PageBytes NewPages(int64_t bytes);
   using Time = std::chrono::steady_clock::time_point;
 
+  // Changes what a live record is.
+  void Let(uint32_t location, bool is_live, int spare);
   bool OpenBuffer() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static Status OpenFile(const std::string& directory, const std::string& path, int* fd);
   Status NewSegment() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -164,6 +175,8 @@ class SpillLog {
   }
 
   int64_t NumRecords() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // of all files
+  // Live records of a segment, without spare ones where the disk has little room.
+  int64_t LiveOf(const Segment& segment) const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsOverShare(int64_t times) const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Segment> Emptiest() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether all its records are on disk.
@@ -197,7 +210,8 @@ class SpillLog {
   std::shared_ptr<Buffer> open_ GUARDED_BY(mutex_);
   std::list<std::shared_ptr<Buffer>> unwritten_ GUARDED_BY(mutex_);  // full
   std::vector<PageBytes> spare_ GUARDED_BY(mutex_);                  // of buffers
-  int64_t live_ GUARDED_BY(mutex_) = 0;
+  int64_t live_ GUARDED_BY(mutex_) = 0, spare_records_ GUARDED_BY(mutex_) = 0;
+  bool has_room_ GUARDED_BY(mutex_) = true;     // the disk, for many more segments
   Time retry_at_ GUARDED_BY(mutex_){};          // when a full disk is asked again
   Time compact_again_at_ GUARDED_BY(mutex_){};  // when one that had no place for moves is
   int64_t finished_ GUARDED_BY(mutex_) = 0;     // segments that were compacted, or could not be

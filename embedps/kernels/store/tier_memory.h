@@ -23,8 +23,8 @@ struct TierConfig {
   int64_t segment_bytes = 16 << 20;  // of a spill file
   int64_t buffer_bytes = 256 << 10;  // of what is written at once
   int num_readers = 8;
-  // A base or a copy of so many rows on disk has them in the order in which they lie there, not in
-  // that of the store: one by one, a million random reads take 10 s and more.
+  // With so many rows on disk, a base, a delta or a copy has them in the order in which they lie
+  // there, not in that of the store: one by one, a million random reads take 10 s and more.
   int64_t many_rows = 1 << 20;
   uint32_t chunk_slots = 0;  // most slots of a chunk of floats, for tests; 0: as many as fit
 };

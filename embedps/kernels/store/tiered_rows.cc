@@ -18,6 +18,9 @@ namespace embedps {
 namespace {
 
 constexpr uint32_t kSliceRows = 256;  // rows to copy while holding a stripe's lock
+// Of the rows of a delta that are on disk: how many are collected, at least and as a share of the
+// rows on disk, and how many are read at once.
+constexpr size_t kLeastPostponed = 1 << 16, kPostponedShare = 32, kReadRows = 4096;
 
 }  // namespace
 
@@ -154,6 +157,45 @@ void RowStore::FetchRows(int bin, const std::vector<uint32_t>& numbers,
 
 RowStore::RowsLeft RowStore::NoneLeft() const {
   return RowsLeft(tier_ != nullptr && tier_->has_many_on_disk() ? stripes_.size() : 0);
+}
+
+size_t RowStore::MostPostponed() const {
+  if (tier_ == nullptr) return SIZE_MAX;
+  return std::max(kLeastPostponed, static_cast<size_t>(tier_->num_on_disk()) / kPostponedShare);
+}
+
+void RowStore::CopyPostponed(PostponedRows* rows, OutgoingRows* outgoing) {
+  std::sort(rows->begin(), rows->end(),
+            [](const RowOnDisk& a, const RowOnDisk& b) { return a.location < b.location; });
+  RowTier::Fetched fetched;
+  RowTier::Image image(tier_.get());
+  for (size_t first = 0; first < rows->size(); first += kReadRows) {
+    const size_t last = std::min(rows->size(), first + kReadRows);
+    fetched.clear();
+    for (size_t i = first; i < last; ++i) {
+      const RowOnDisk& each = (*rows)[i];
+      const Stripe& stripe = *stripes_[each.bin];
+      const MutexLock lock(&stripe.mutex);
+      if (stripe.Row(each.number)->live) {
+        tier_->Want(each.bin, each.number, static_cast<int64_t>(i), &fetched);
+      }
+    }
+    (void)tier_->Fetch(&fetched);  // a failure fails the tier
+    outgoing->Reserve(static_cast<uint32_t>(last - first));
+    for (size_t i = first; i < last; ++i) {
+      const RowOnDisk& each = (*rows)[i];
+      Stripe& stripe = *stripes_[each.bin];
+      const MutexLock lock(&stripe.mutex);
+      RowHeader* const row = stripe.Row(each.number);
+      if (!row->live) continue;
+      const RowHeader* const whole =
+          tier_->View(each.bin, each.number, fetched, static_cast<int64_t>(i), &image);
+      if (whole != nullptr) outgoing->AppendRow(each.bin / kStripes, *whole);
+      if (!row->saved) row->saved = 1;
+      row->listed = 0;
+    }
+  }
+  rows->clear();
 }
 
 void RowStore::CopyLeft(bool unlists, const std::function<bool()>& goes_on, RowsLeft* left,

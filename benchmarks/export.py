@@ -3,7 +3,8 @@
 One process makes a DLRM at the Kaggle configuration with --rows rows of 16 floats. The next exports
 it. One without embedps loads the export and asks it. The last looks ids up in the same arrays by
 the same ops: rows that are there, and --absent ids that are not. The memory of the export is
-without mapped pages of the checkpoint's files, which the kernel drops when memory is scarce.
+without mapped pages of files, which the kernel drops when memory is scarce. With
+--max-memory-bytes, arrays that do not fit are files beside the model.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from embedps.serving.export_model import export_model
 from embedps.serving.row_arrays import stack_rows
 from embedps.serving.stock_lookup import StockTables
 from embedps.tables import FeatureSpec, TableSpec
+from embedps.tables.tier import Tiered
 
 DIM, REPEATS, BATCH = 16, 50, 1_000_000
 COLUMNS = [f"C{i}" for i in range(1, 27)]
@@ -64,15 +66,24 @@ def make(rows: int, folder: str) -> dict[str, Any]:
     return {}
 
 
-def export(folder: str) -> dict[str, Any]:
+def export(folder: str, max_memory_bytes: int) -> dict[str, Any]:
     """Exports it."""
     where = Path(folder)
     run, directory = read_run(where / "model"), CheckpointDirectory(where / "model")
     dataset = Dataset.open(where / "data")
     number = max(directory.numbers())
+    memory = None
+    if max_memory_bytes:
+        memory = Tiered(max_memory_bytes=max_memory_bytes, directory=str(where / "disk"))
     done, secs, more = peak(
         lambda: export_model(
-            run.recommender(dataset), dataset, directory, where / "exports", number, top_k=1
+            run.recommender(dataset),
+            dataset,
+            directory,
+            where / "exports",
+            number,
+            top_k=1,
+            memory=memory,
         ),
         report.anonymous_bytes,
     )
@@ -129,6 +140,7 @@ class Config(Options):
 
     rows: int = option(20_000_000, "of its 26 tables", least=26)
     absent: int = option(100_000_000, "ids to look up that have no row", least=1)
+    max_memory_bytes: int = option(0, "of the export's arrays; 0: all are in memory", least=0)
     folder: str | None = option(None, "a disk with room; else the temporary folder", metavar=DIR)
 
 
@@ -137,7 +149,9 @@ def measure(config: Config, run: Run) -> Content:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=config.folder) as folder:
         child.call("benchmarks.export:make", rows=config.rows, folder=folder)
-        found |= child.call("benchmarks.export:export", folder=folder)
+        found |= child.call(
+            "benchmarks.export:export", folder=folder, max_memory_bytes=config.max_memory_bytes
+        )
         print(found, flush=True)
         (exported,) = (p for p in Path(folder, "exports").iterdir() if p.name.isdigit())
         command = [sys.executable, "-I", "-S", str(CLIENT), str(Path(tf.__file__).parents[1])]

@@ -21,6 +21,7 @@ from embedps.console.progress import ProgressLine
 from embedps.errors import UsageError
 from embedps.features.transforms import Transforms
 from embedps.run.calibration_file import to_json
+from embedps.run.memory_options import MemoryOptions
 from embedps.run.opened_run import RunOptions, uncalibrated_option
 from embedps.serving import unknown_queries
 from embedps.serving.export_directory import read_description
@@ -31,7 +32,7 @@ _ROW_DTYPES = ("float32", "bfloat16", "int8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportConfig(RunOptions):
+class ExportConfig(MemoryOptions, RunOptions):
     """An export: of which run, where to, and what it holds."""
 
     output: str = option(
@@ -109,6 +110,7 @@ def export(config: ExportConfig) -> Path:
             unknown_query=config.unknown_query,
             table=Transforms.of(run.dataset).table if config.raw else None,
             seed=run.seed,
+            memory=config.memory(),
             on_progress=lambda done, total: line.update(done, total=total),
         )
     say(

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import embedps
 from embedps import export
 from embedps.console import command_line
+from embedps.serving.placed_rows import Arrays, OnDisk
 from tests import commands
 from tests.builders import (
     COLUMNS,
@@ -25,6 +27,7 @@ from tests.builders import (
 )
 from tests.processors import check_stock
 from tests.serving.builders import ask, evaluated, examples, tensors
+from tests.serving.test_placed_rows import bytes_on_disk
 
 
 def run(*flags: object) -> int:
@@ -108,6 +111,69 @@ def test_an_export_says_what_it_is_of(tmp_path: Path, history: Path, capsys: Any
     assert (tmp_path / str(first) / "saved_model.pb").stat().st_mtime_ns == before
     assert run(*given, "--row-dtype", "int8") == 2
     assert "is there, with rows of float32: give another --output" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row_dtype", ["float32", "int8"])
+def test_rows_on_disk_are_exported_bit_for_bit(
+    tmp_path: Path, history: Path, row_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk = []
+    arrays = OnDisk.arrays
+
+    def counted(self: OnDisk) -> Arrays:
+        made = arrays(self)
+        on_disk.append((sum(array.nbytes for array in made.values()), bytes_on_disk(disk)))
+        return made
+
+    monkeypatch.setattr(OnDisk, "arrays", counted)
+    disk = tmp_path / "disk"
+    given = ("--model-dir", history, "--row-dtype", row_dtype)
+    assert run(*given, "--output", tmp_path / "plain") == 0
+    assert on_disk == []
+    about = json.loads(next(tmp_path.glob("plain/*/assets.extra/embedps.json")).read_text())
+    num_rows = sum(table["rows"] for table in about["tables"].values())
+    limits = ("--max-memory-bytes", 12 * num_rows, "--spill-dir", disk)
+    assert run(*given, *limits, "--output", tmp_path / "tiered") == 0
+    assert on_disk
+    assert on_disk[-1][1] >= sum(in_arrays for in_arrays, _ in on_disk) > 0
+    assert os.listdir(disk) == []
+    plain, tiered = (
+        tf.train.load_checkpoint(str(next((tmp_path / output).glob("*/variables")) / "variables"))
+        for output in ("plain", "tiered")
+    )
+    names = plain.get_variable_to_shape_map().keys() - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
+    assert tiered.get_variable_to_shape_map().keys() - {"_CHECKPOINTABLE_OBJECT_GRAPH"} == names
+    assert len(names) > 5
+    for name in names:
+        np.testing.assert_array_equal(tiered.get_tensor(name), plain.get_tensor(name))
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_files_are_the_same_with_rows_on_disk(tmp_path: Path, history: Path) -> None:
+    """Names of functions and layers count those of their process, so each export has its own."""
+    limits = ("--max-memory-bytes", "12000", "--spill-dir", tmp_path / "disk")
+    for output, flags in (("plain", ()), ("tiered", limits)):
+        given = ("--model-dir", history, "--output", tmp_path / output, *flags)
+        commands.run("-m", "embedps.export", *map(str, given))
+    assert (tmp_path / "disk").is_dir()
+    for files in ("saved_model.pb", "variables/*"):
+        plain, tiered = (
+            {path.name: path.read_bytes() for path in (tmp_path / output).glob(f"*/{files}")}
+            for output in ("plain", "tiered")
+        )
+        assert len(plain) == 1 + (files != "saved_model.pb")
+        assert plain == tiered
+
+
+def test_a_limit_that_the_ids_pass_is_refused(tmp_path: Path, history: Path, capsys: Any) -> None:
+    given = ("--model-dir", history, "--output", tmp_path / "out")
+    limits = ("--max-memory-bytes", 1000, "--spill-dir", tmp_path / "disk")
+    assert run(*given, *limits) == 2
+    assert "max_memory_bytes must be at least" in capsys.readouterr().err
+    assert not any(name.isdigit() for name in os.listdir(tmp_path / "out"))
+    assert run(*given, "--max-memory-bytes", 1000) == 2
+    assert "must be given together" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

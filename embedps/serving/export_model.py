@@ -30,6 +30,7 @@ from embedps.serving.stock_model import StockModel
 from embedps.serving.unknown_queries import UnknownQuery
 from embedps.serving.warm_up import FILE_NAME, write_requests
 from embedps.tables.groups import group_tables
+from embedps.tables.tier import Tiered
 
 
 class Progress(Protocol):
@@ -67,6 +68,7 @@ def export_model(
     row_dtype: RowDtype = "float32",
     table: Table | None = None,
     seed: int = 0,
+    memory: Tiered | None = None,
     on_progress: Progress = lambda done, total: None,
 ) -> Exported:
     """Writes OUTPUT/<number>: a SavedModel that TensorFlow loads without embedps.
@@ -79,6 +81,8 @@ def export_model(
       unknown_query: what a query gets none of whose ids has been trained.
       row_dtype: of the stored rows.
       table: of the dataset's `embedps.Transforms`, to take raw values too.
+      memory: of the rows' arrays, which otherwise are in memory. The vectors of a retrieval model's
+        candidates are in memory in any case.
       on_progress: called with the rows that were read, and their total; each is read twice.
 
     Raises:
@@ -106,7 +110,7 @@ def export_model(
         directory.check_content(manifest, manifest.files)
         stock = StockModel(model, table, unknown_query=unknown_query)
         load_dense(directory, manifest, model.named_variables)
-        stacks = _stack(directory, manifest, stock, row_dtype, on_progress)
+        stacks = _stack(directory, manifest, stock, row_dtype, memory, on_progress)
         stock.take(StockTables(stacks, stock.tables), top_k=top_k)
         signatures = stock.signatures()
         tf.saved_model.save(stock, str(path), signatures=signatures)
@@ -135,6 +139,7 @@ def _stack(
     manifest: Manifest,
     stock: StockModel,
     row_dtype: RowDtype,
+    memory: Tiered | None,
     on_progress: Progress,
 ) -> list[RowStack]:
     done, total = 0, 2 * sum(save.rows for save in manifest.chain)
@@ -150,6 +155,7 @@ def _stack(
         stock.tables,
         row_dtype=row_dtype,
         with_updates=stock.ranks_items,
+        memory=memory,
         on_rows=count,
     )
 

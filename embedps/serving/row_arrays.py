@@ -1,14 +1,15 @@
 """Arrays of a checkpoint's rows, which stock ops look up: one pair per dim, for all its tables.
 
 The files are read twice, batch by batch: first the ids, which are placed (cuckoo.py), then the
-rows, which go to their places. Memory is that of the arrays, and of a batch.
+rows, which go to their places (placed_rows.py). Memory is that of the arrays, and of a batch; with
+a disk for rows, that of the ids: 9 bytes a row, and 17 while they are placed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,14 @@ from embedps.checkpoint.format.rows import RowFile, by_table
 from embedps.checkpoint.tools.replay import NumberedBatch, Partition, make_partitions
 from embedps.errors import CorruptCheckpointError
 from embedps.serving.cuckoo import PLACES, IdHash, find, place
+from embedps.serving.placed_rows import Arrays, Layout, aligned_zeros, place_rows
 from embedps.tables.specs import TableSpec
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from embedps.tables.tier import Tiered
 
 RowDtype: TypeAlias = Literal["float32", "bfloat16", "int8"]
 OnRows: TypeAlias = Callable[[int], None]
-_ALIGNMENT = 64  # TensorFlow shares memory of this alignment, and copies other
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,15 +85,6 @@ class RowStack:
         return sum(table.num_rows for table in self.tables.values())
 
 
-def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """Makes an array of zeros whose memory TensorFlow can share; pages are taken when written."""
-    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    array: npt.NDArray[Any] = raw[start : start + num_bytes].view(dtype).reshape(shape)
-    return array
-
-
 def stack_rows(
     directory: CheckpointDirectory,
     manifest: Manifest,
@@ -97,6 +92,7 @@ def stack_rows(
     *,
     row_dtype: RowDtype = "float32",
     with_updates: bool = False,
+    memory: Tiered | None = None,
     on_rows: OnRows = lambda rows: None,
 ) -> list[RowStack]:
     """Makes the arrays of a checkpoint's rows, which are first rounded as their tables hold them.
@@ -105,6 +101,7 @@ def stack_rows(
       manifest: one of them.
       tables: those to read.
       with_updates: keep how often rows were updated.
+      memory: of all arrays. Where they need more, the ids stay in it, and the rows go to files.
       on_rows: called with the rows that were read since; each is read twice.
 
     Returns:
@@ -112,6 +109,7 @@ def stack_rows(
 
     Raises:
       CorruptCheckpointError: a file is not what was written.
+      UsageError: the memory is too small, or its directory has no place.
     """
     dims = {table.name: table.embedding_dim for table in tables}
     held_in = {table.name: table.row_dtype for table in tables}
@@ -136,22 +134,38 @@ def stack_rows(
             {name: found.pop(name) for name, d in dims.items() if d == dim},
             row_dtype,
             steps_of=steps_of,
-            with_updates=with_updates,
         )
         for dim in sorted(set(dims.values()))
     ]
-    of_table = {name: stack for stack in stacks for name in stack.tables}
-    for _, name, records, mask in _live_records(parts, live, dims):
-        stack = of_table[name]
-        places = _places(stack, name, records.ids[mask])
-        rows = _embeddings(records.batch, dims[name], name)[mask]
-        _store(stack, places, to_nearest(rows, held_in[name]))
+    placed = place_rows(
+        [_layout(stack, with_updates=with_updates) for stack in stacks],
+        memory,
+        ids_bytes=sum(stack.ids.nbytes for stack in stacks),
+    )
+    of_table = {name: at for at, stack in enumerate(stacks) for name in stack.tables}
+
+    def put(
+        name: str,
+        ids: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.float32],
+        updates: npt.NDArray[Any],
+    ) -> None:
+        at = of_table[name]
+        values = _as_stored(to_nearest(rows, held_in[name]), row_dtype)
         if with_updates:
-            stack.arrays["updates"][places] = records.batch["frequency"].to_numpy()[mask]
+            values["updates"] = updates
+        placed[at].put(_places(stacks[at], name, ids), values)
+
+    for _, name, records, mask in _live_records(parts, live, dims):
+        rows = _embeddings(records.batch, dims[name], name)[mask]
+        put(name, records.ids[mask], rows, records.batch["frequency"].to_numpy()[mask])
         on_rows(int(mask.sum()))
     for name, (ids, rows) in begun.items():
-        _store(of_table[name], _places(of_table[name], name, ids), to_nearest(rows, held_in[name]))
-    return stacks
+        put(name, ids, rows, np.zeros(len(ids), np.float32))
+    return [
+        dataclasses.replace(stack, arrays=rows.arrays())
+        for stack, rows in zip(stacks, placed, strict=True)
+    ]
 
 
 def _begun(
@@ -204,8 +218,8 @@ def _place_ids(
     row_dtype: RowDtype,
     *,
     steps_of: Mapping[str, int],
-    with_updates: bool,
 ) -> RowStack:
+    """Makes a stack without arrays."""
     placed, tables, first = [], {}, 0
     for name, of_table in chunks.items():
         num_rows = sum(map(len, of_table))
@@ -223,22 +237,19 @@ def _place_ids(
     ids = aligned_zeros((first, PLACES), np.int64)
     for table in reversed(tables.values()):
         ids[table.first_bucket : table.first_bucket + table.num_buckets] = placed.pop()
-    rows = first * PLACES + 1
-    layouts: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
-        "float32": {"rows": ((rows, dim), np.float32)},
-        "bfloat16": {"rows": ((rows, dim), np.uint16)},
-        "int8": {"codes": ((rows, dim), np.uint8), "scales": ((rows, 2), np.float32)},
+    return RowStack(dim=dim, row_dtype=row_dtype, tables=tables, ids=ids, arrays={})
+
+
+def _layout(stack: RowStack, *, with_updates: bool) -> Layout:
+    layouts: dict[str, dict[str, tuple[Any, tuple[int, ...]]]] = {
+        "float32": {"rows": (np.float32, (stack.dim,))},
+        "bfloat16": {"rows": (np.uint16, (stack.dim,))},
+        "int8": {"codes": (np.uint8, (stack.dim,)), "scales": (np.float32, (2,))},
     }
-    layout = layouts[row_dtype]
+    of_row = layouts[stack.row_dtype]
     if with_updates:
-        layout["updates"] = ((rows,), np.float32)
-    return RowStack(
-        dim=dim,
-        row_dtype=row_dtype,
-        tables=tables,
-        ids=ids,
-        arrays={name: aligned_zeros(shape, dtype) for name, (shape, dtype) in layout.items()},
-    )
+        of_row["updates"] = (np.float32, ())
+    return Layout(places=stack.ids.size + 1, of_row=of_row)
 
 
 def _places(stack: RowStack, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -258,12 +269,10 @@ def _embeddings(batch: pa.RecordBatch, dim: int, table: str) -> npt.NDArray[np.f
     return values.reshape(-1, dim)
 
 
-def _store(stack: RowStack, places: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> None:
-    if stack.row_dtype == "float32":
-        stack.arrays["rows"][places] = rows
-    elif stack.row_dtype == "bfloat16":
-        stack.arrays["rows"][places] = to_bfloat16(rows)
-    else:
-        codes, scales, offsets = quantize(rows, "int8")
-        stack.arrays["codes"][places] = codes
-        stack.arrays["scales"][places] = np.stack([scales, offsets], axis=1)
+def _as_stored(rows: npt.NDArray[np.float32], row_dtype: RowDtype) -> Arrays:
+    if row_dtype == "float32":
+        return {"rows": rows}
+    if row_dtype == "bfloat16":
+        return {"rows": to_bfloat16(rows)}
+    codes, scales, offsets = quantize(rows, "int8")
+    return {"codes": codes, "scales": np.stack([scales, offsets], axis=1)}

@@ -21,6 +21,7 @@ from embedps.serving.row_arrays import RowDtype, stack_rows
 from embedps.serving.stock_lookup import StockTables
 from embedps.tables import FeatureSpec, Initializer, TableSpec, specs
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.tier import Tiered
 from embedps.training.checkpoint_writer import CheckpointWriter
 
 TABLES = (
@@ -203,3 +204,29 @@ def test_memory_is_that_of_the_arrays(tmp_path: Path) -> None:
     assert stack.num_bytes <= 1.1 * of_rows
     # 65,536 rows of a file are at work beside the arrays: 8.9 MB, and as much again.
     assert peak <= 1.1 * of_rows + 3 * 65_536 * (4 * 32 + 8)
+
+
+def test_memory_with_a_disk_is_that_of_the_ids(tmp_path: Path) -> None:
+    table = TableSpec(name="t", embedding_dim=32)
+    collection = make_collection([table], [FeatureSpec(name="f", table=table)])
+    num_rows = 400_000
+    for first in range(0, num_rows, 100_000):
+        ids = tf.range(first, first + 100_000, dtype=tf.int64)
+        collection.lookup({"f": ids * 7919}, insert=True)
+    directory = CheckpointDirectory(tmp_path / "run")
+    manifest = CheckpointWriter(directory, collection, {}).save(
+        step=1, ledger={}, partially_applied=dict, progress={}, final=True
+    )
+    memory = Tiered(max_memory_bytes=6_000_000, directory=str(tmp_path / "disk"))
+    tracemalloc.start()
+    try:
+        (stack,) = stack_rows(directory, manifest, [table], memory=memory)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    (want,) = stack_rows(directory, manifest, [table])
+    np.testing.assert_array_equal(stack.arrays["rows"], want.arrays["rows"])
+    assert stack.num_bytes == want.num_bytes > 55_000_000
+    # The ids twice while they are placed, a part of the rows, and batches.
+    print(peak)
+    assert peak < 30_000_000

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # it imports TensorFlow
 Arrays = dict[str, npt.NDArray[Any]]
 MAX_PARTS: Final = 256  # of a stack; each is an open file
 _ALIGNMENT = 64  # TensorFlow shares memory of this alignment, and copies other
-_READ_BYTES = 4 << 20
+_AT_ONCE_BYTES = 4 << 20
 _PLACE = "place"
 
 
@@ -134,6 +134,12 @@ class OnDisk:
 
     def put(self, places: npt.NDArray[np.int64], rows: Arrays) -> None:
         """Puts rows of all arrays at places."""
+        step = max(1, _AT_ONCE_BYTES // self._record.itemsize)
+        for first in range(0, len(places), step):
+            some = slice(first, first + step)
+            self._put(places[some], {name: values[some] for name, values in rows.items()})
+
+    def _put(self, places: npt.NDArray[np.int64], rows: Arrays) -> None:
         part = places // self._part_places
         order = np.argsort(part, kind="stable")
         records = np.empty(len(places), self._record)
@@ -152,12 +158,12 @@ class OnDisk:
             places = min(self._part_places, self._layout.places - first)
             rows = np.zeros(places, np.dtype(_fields(self._layout)))
             part.seek(0)
-            while data := part.read(_READ_BYTES // self._record.itemsize * self._record.itemsize):
+            step = max(1, _AT_ONCE_BYTES // self._record.itemsize)
+            while data := part.read(step * self._record.itemsize):
                 records = np.frombuffer(data, self._record)
                 for name in files:
                     rows[name][records[_PLACE] - first] = records[name]
             part.close()  # its blocks are free again
-            step = max(1, _READ_BYTES // self._layout.row_bytes)
             for name, file in files.items():
                 for start in range(0, places, step):
                     self._write(file, np.ascontiguousarray(rows[name][start : start + step]))

@@ -207,7 +207,7 @@ def test_memory_is_that_of_the_arrays(tmp_path: Path) -> None:
 
 
 def test_memory_with_a_disk_is_that_of_the_ids(tmp_path: Path) -> None:
-    table = TableSpec(name="t", embedding_dim=32)
+    table = TableSpec(name="t", embedding_dim=64)
     collection = make_collection([table], [FeatureSpec(name="f", table=table)])
     num_rows = 400_000
     for first in range(0, num_rows, 100_000):
@@ -226,7 +226,5 @@ def test_memory_with_a_disk_is_that_of_the_ids(tmp_path: Path) -> None:
         tracemalloc.stop()
     (want,) = stack_rows(directory, manifest, [table])
     np.testing.assert_array_equal(stack.arrays["rows"], want.arrays["rows"])
-    assert stack.num_bytes == want.num_bytes > 55_000_000
-    # The ids twice while they are placed, a part of the rows, and batches.
-    print(peak)
-    assert peak < 30_000_000
+    # Half a million ids are placed at once, which takes 60 MB; 65,536 rows of a file are at work.
+    assert peak < stack.num_bytes / 2 == want.num_bytes / 2

@@ -307,6 +307,7 @@ void SpillLog::WriteOut(const std::shared_ptr<Buffer>& buffer) {
   if (error != 0) {
     buffer->failed = true;
     has_failed_ = true;
+    has_room_ = false;
     retry_at_ = Clock::now() + kRetry;
     stats_.error = "cannot write " + std::to_string(bytes) + " bytes to " + buffer->segment->path +
                    " at offset " + std::to_string(offset) + ": " + Cause(error) +

@@ -19,6 +19,9 @@ class BodyArena {
  public:
   // Which queue of its stripe has the slot's row (hot_rows.h).
   enum class Queue : uint8_t { kFree, kSmall, kMain };
+  // What is to come of a row: the lookup for which it was read ahead, or the update that follows a
+  // lookup in training.
+  enum class Awaited : uint8_t { kNothing, kLookup, kUpdate };
 
   // Precedes the floats of a slot. The lock of the stripe that has the chunk guards it.
   struct Slot {
@@ -26,7 +29,7 @@ class BodyArena {
     uint8_t uses : 2;   // since the policy last looked at it
     Queue queue : 2;
     bool ringed : 1;  // the small queue has an entry for it, which may be out of date
-    bool ahead : 1;   // the row was brought in for a lookup that has not come yet
+    Awaited awaited : 2;
     // The place (row_place.h) to which the row goes back while its floats are those of the record
     // there; 0 if there is none.
     uint32_t record;

@@ -52,8 +52,7 @@ uint32_t HotRows::Victim() {
       BodyArena::Slot* const at = arena_->At(slot);
       at->ringed = false;
       if (at->queue != Queue::kSmall) continue;
-      if (at->ahead) {
-        at->ahead = false;
+      if (EndWait(slot)) {
         Keep(slot);
         continue;
       }
@@ -73,9 +72,7 @@ uint32_t HotRows::Victim() {
     const uint32_t slot = chunks_[hand_chunk_] + hand_slot_++;
     BodyArena::Slot* const at = arena_->At(slot);
     if (at->queue != Queue::kMain) continue;
-    if (at->ahead) {
-      at->ahead = false;
-    } else if (at->uses-- == 0) {
+    if (!EndWait(slot) && at->uses-- == 0) {
       at->uses = 0;
       return slot;
     }
@@ -99,7 +96,7 @@ void HotRows::Add(uint32_t slot, uint32_t row, bool is_main) {
   BodyArena::Slot* const at = arena_->At(slot);
   at->row = row;
   at->uses = 0;
-  at->ahead = false;
+  at->awaited = Awaited::kNothing;
   at->queue = is_main ? Queue::kMain : Queue::kSmall;
   ++(is_main ? num_main_ : num_small_);
   Keep(slot);
@@ -119,6 +116,7 @@ void HotRows::Free(uint32_t slot) {
   SetRecord(slot, 0);
   BodyArena::Slot* const at = arena_->At(slot);
   if (at->queue != Queue::kFree) --(at->queue == Queue::kMain ? num_main_ : num_small_);
+  (void)EndWait(slot);
   at->queue = Queue::kFree;
   free_.push_back(slot);
 }
@@ -128,7 +126,8 @@ void HotRows::Move(uint32_t from, uint32_t to) {
   BodyArena::Slot* const target = arena_->At(to);
   target->row = source->row;
   target->uses = source->uses;
-  target->ahead = source->ahead;
+  target->awaited = source->awaited;
+  source->awaited = Awaited::kNothing;
   target->queue = source->queue;
   target->record = std::exchange(source->record, 0);
   std::memcpy(target->floats(), source->floats(), arena_->body_bytes());
@@ -155,7 +154,7 @@ void HotRows::Clear() {
   chunks_.clear();
   free_.clear();
   small_.clear();
-  num_small_ = num_main_ = num_clean_ = 0;
+  num_small_ = num_main_ = num_awaited_ = num_clean_ = 0;
   hand_chunk_ = hand_slot_ = 0;
   spilled = 0;
   missed_ = 0;

@@ -17,8 +17,9 @@ namespace embedps {
 // disk too soon if it was last updated no longer ago than the rows that leave the main queues now,
 // those of all stripes of the server: heads know the step, so there is no queue of ghosts. It
 // begins in the main queue. The main queue is a clock that goes round the slots, and a row stays as
-// many rounds as lookups used it, at most kMostUses. A row that was read ahead of a lookup stays
-// one round more, if that has not come.
+// many rounds as lookups used it, at most kMostUses. A row whose lookup or update is to come
+// stays one round more. Few rows are read ahead while such rows are many, so that they do not push
+// out each other.
 //
 // A stripe whose rows come back too soon takes a chunk from another, which is chosen at random by
 // their sizes. So in the end each stripe has as many slots as rows of it come back too soon: more
@@ -27,8 +28,10 @@ namespace embedps {
 // The lock of the stripe guards all of it.
 class HotRows {
  public:
+  using Awaited = BodyArena::Awaited;
   static constexpr uint8_t kMostUses = 3;
-  static constexpr int64_t kSmallParts = 10;  // the small queue is one of these
+  static constexpr int64_t kSmallParts = 10;   // the small queue is one of these
+  static constexpr int64_t kAwaitedParts = 8;  // no row is read ahead if one of these is awaited
   // Of a slot in this object's lists.
   static constexpr int64_t kListBytes = 2 * sizeof(uint32_t);
 
@@ -59,15 +62,21 @@ class HotRows {
   // Notes that a row came back too soon; returns whether the stripe needs a chunk for such rows.
   bool NeedsChunk();
 
-  // Notes that a lookup used a slot's row.
-  void Use(uint32_t slot) {
+  // Notes that a lookup used a slot's row, which an update follows or not.
+  void Use(uint32_t slot, bool is_training) {
     BodyArena::Slot* const at = arena_->At(slot);
-    if (at->ahead) {
-      at->ahead = false;  // the lookup for which it came
-    } else if (at->uses < kMostUses) {
-      ++at->uses;
-    }
+    if (at->awaited != Awaited::kLookup && at->uses < kMostUses) ++at->uses;
+    Await(slot, is_training ? Awaited::kUpdate : Awaited::kNothing);
   }
+  // Notes what comes of a slot's row.
+  void Await(uint32_t slot, Awaited what) {
+    BodyArena::Slot* const at = arena_->At(slot);
+    num_awaited_ += static_cast<int64_t>(what != Awaited::kNothing) -
+                    static_cast<int64_t>(at->awaited != Awaited::kNothing);
+    at->awaited = what;
+  }
+  // Whether there is room for one more row ahead of its lookup, beside `more` that are to come.
+  bool TakesAhead(int64_t more) const { return (num_awaited_ + more) * kAwaitedParts < num_rows(); }
 
   // Notes to which place on disk a slot's row goes back as long as it does not change; 0 is none.
   void SetRecord(uint32_t slot, uint32_t record) {
@@ -100,6 +109,13 @@ class HotRows {
   int64_t spilled = 0;  // rows of the stripe on disk
 
  private:
+  // Whether something is to come of a slot's row; it waits no longer.
+  bool EndWait(uint32_t slot) {
+    const bool waits = arena_->At(slot)->awaited != Awaited::kNothing;
+    Await(slot, Awaited::kNothing);
+    return waits;
+  }
+
   BodyArena* const arena_;
   TierMemory* const memory_;
   const int holder_;              // of the arena's chunks
@@ -108,7 +124,7 @@ class HotRows {
   // Slots in the order in which they got rows; each at most once. Some have no row, or one of the
   // main queue, by now.
   std::deque<uint32_t> small_;
-  int64_t num_small_ = 0, num_main_ = 0;
+  int64_t num_small_ = 0, num_main_ = 0, num_awaited_ = 0;
   int64_t num_clean_ = 0;  // rows with a record on disk
   uint32_t missed_ = 0;    // rows that came back too soon, since it took a chunk for them
   size_t hand_chunk_ = 0;

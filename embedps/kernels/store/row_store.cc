@@ -197,7 +197,8 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
                        } else {
                          const RowHeader* row = stripe.Row(number);
                          if (later != nullptr && later->Takes(bin, number, *e)) continue;
-                         if (tier_) row = tier_->LookUp(bin, number, fetched, e->at, &image);
+                         if (tier_)
+                           row = tier_->LookUp(bin, number, fetched, e->at, insert, &image);
                          if (row != nullptr) layout_.ReadEmbedding(*row, out);
                        }
                      }
@@ -225,7 +226,7 @@ uint32_t RowStore::InsertRow(int bin, uint64_t hash, int64_t id, const NewVector
     refused_[t].fetch_add(1, std::memory_order_relaxed);
     return kNone;
   }
-  if (tier_) tier_->Begin(bin, number);
+  if (tier_) tier_->Begin(bin, number, /*is_training=*/true);
   RowHeader* row = stripe->Row(number);
   if (evictions_[t]->any()) row->last_step = LastStep();  // its age counts from now
   InitializeRow(t, id, vectors, row);
@@ -553,7 +554,7 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int bin, uint64_
       if (has_place) rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    if (tier_) tier_->Begin(bin, number);
+    if (tier_) tier_->Begin(bin, number, /*is_training=*/false);
     if (!optimizer_slots)
       layout_.WriteOptimizerSlots(initial_optimizer_slots_, stripe->Row(number));
   } else if (tier_ && (optimizer_slots || layout_.slot_floats == 0)) {

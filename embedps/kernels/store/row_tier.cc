@@ -106,12 +106,13 @@ void RowTier::Scan(const std::function<bool(int64_t rows)>& begins,
   });
 }
 
-void RowTier::Begin(int bin, uint32_t number) {
+void RowTier::Begin(int bin, uint32_t number, bool is_training) {
   RowHeader* const row = RowAt(bin, number);
   SetPlace(kNoPlace, row);
   if (memory_->IsOver() && !memory_->FreeSome(this, bin)) Shrink(bin);
   const uint32_t slot = TakeSlot(bin, /*may_evict=*/true);
   stripes_[bin]->hot.Add(slot, number, /*is_main=*/false);
+  if (is_training) stripes_[bin]->hot.Await(slot, BodyArena::Awaited::kUpdate);
   SetPlace(slot, row);
 }
 
@@ -135,6 +136,7 @@ bool RowTier::BringIn(int bin, uint32_t number, const Fetched& fetched, int64_t 
     if (payload == nullptr) return false;
     ComeIn(bin, number, payload, /*may_evict=*/true);
   }
+  stripes_[bin]->hot.Await(PlaceOf(*row), BodyArena::Awaited::kNothing);
   ForgetRecord(bin, PlaceOf(*row));
   return true;
 }
@@ -146,22 +148,25 @@ void RowTier::BringInAhead(int bin, uint32_t number, const Fetched& fetched, int
   const char* const payload = Payload(bin, *row, fetched, key, &own);
   if (payload == nullptr) return;
   const uint32_t slot = ComeIn(bin, number, payload, /*may_evict=*/false);
-  if (slot != kNoSlot) owner_.arena->At(slot)->ahead = true;
+  if (slot != kNoSlot) stripes_[bin]->hot.Await(slot, BodyArena::Awaited::kLookup);
 }
 
 const RowHeader* RowTier::LookUp(int bin, uint32_t number, const Fetched& fetched, int64_t key,
-                                 Image* image) {
+                                 bool is_training, Image* image) {
   const RowHeader* const row = RowAt(bin, number);
+  HotRows& hot = stripes_[bin]->hot;
   const uint32_t place = PlaceOf(*row);
   if ((place & kOnDisk) == 0) {
-    stripes_[bin]->hot.Use(place);
+    hot.Use(place, is_training);
     return row;
   }
   thread_local std::vector<char> own;
   const char* const payload = Payload(bin, *row, fetched, key, &own);
   if (payload == nullptr) return nullptr;
-  if (ComeIn(bin, number, payload, /*may_evict=*/false) != kNoSlot) return row;
-  return Copy(*row, payload, image);
+  const uint32_t slot = ComeIn(bin, number, payload, /*may_evict=*/false);
+  if (slot == kNoSlot) return Copy(*row, payload, image);
+  if (is_training) hot.Await(slot, BodyArena::Awaited::kUpdate);
+  return row;
 }
 
 const RowHeader* RowTier::View(int bin, uint32_t number, const Fetched& fetched, int64_t key,

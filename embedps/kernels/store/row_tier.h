@@ -121,20 +121,25 @@ class RowTier : private TierMemory::Holder {
 
   // ---- the caller holds the stripe's lock ----------------------------------------------------
 
-  // Gives a new row memory for its floats, or one whose floats will be written anew.
-  void Begin(int bin, uint32_t number);
+  // Gives a new row memory for its floats, or one whose floats will be written anew. In training an
+  // update follows.
+  void Begin(int bin, uint32_t number, bool is_training);
   void Renew(int bin, uint32_t number);
 
   // Brings a row into memory, to be written; returns false if it cannot be read.
   bool BringIn(int bin, uint32_t number, const Fetched& fetched, int64_t key);
 
-  // The same for a lookup that comes soon; does nothing if there is no place, or it cannot be read.
+  // Whether a row may come in ahead of its lookup, beside `more` of its stripe.
+  bool TakesAhead(int bin, int64_t more) const { return stripes_[bin]->hot.TakesAhead(more); }
+
+  // The same for a lookup that comes soon; does nothing if there is no place, or it was not read.
   void BringInAhead(int bin, uint32_t number, const Fetched& fetched, int64_t key);
 
-  // Gives a row to a lookup, and brings it in if there is a place. Null if it cannot be read. The
-  // result is valid until the next call, or as long as `image`.
+  // Gives a row to a lookup, and brings it in if there is a place. In training an update follows,
+  // which brings it in too. Null if it cannot be read. The result is valid until the next call, or
+  // as long as `image`.
   const RowHeader* LookUp(int bin, uint32_t number, const Fetched& fetched, int64_t key,
-                          Image* image);
+                          bool is_training, Image* image);
 
   // Gives a row, and leaves it where it is.
   const RowHeader* View(int bin, uint32_t number, const Fetched& fetched, int64_t key,

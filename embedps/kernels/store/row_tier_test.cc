@@ -199,6 +199,28 @@ TEST(RowsThatAreReadAheadAreInMemoryAndHaveTheSameBits) {
   EXPECT_TRUE(BaseOf(twins.plain.get()) == BaseOf(twins.tiered.get()));
 }
 
+TEST(RowsThatAreReadAheadPushOutNoneInUse) {
+  // Each step needs half the memory, so three steps ahead would need all of it and more.
+  const TemporaryDirectory directory;
+  int64_t reads[2];
+  for (const bool reads_ahead : {false, true}) {
+    Twins twins(Config(0), directory.Path(""));
+    std::mt19937_64 random(4);
+    std::vector<Batch> batches;
+    for (int i = 0; i < 80; ++i) batches.push_back(Batch{SomeIds(&random, 700, 9000), {}});
+    for (size_t i = 0; i < batches.size(); ++i) {
+      for (size_t later = i + 1; reads_ahead && i % 4 == 0 && later < i + 4; ++later) {
+        twins.tiered->ReadAhead(batches[later].view());
+      }
+      twins.tiered->WaitForAhead();
+      twins.Step(batches[i], static_cast<uint32_t>(i + 1), &random);
+    }
+    reads[reads_ahead ? 1 : 0] = twins.tiered->tier()->stats().log.read;
+    twins.ExpectSame();
+  }
+  EXPECT_TRUE(reads[1] < reads[0] + reads[0] / 10);
+}
+
 TEST(BasesAndCopiesReadTheDiskInItsOrder) {
   const TemporaryDirectory directory;
   Twins twins(Config(0), directory.Path(""), 1, 1);

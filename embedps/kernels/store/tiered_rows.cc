@@ -125,20 +125,36 @@ void RowStore::WaitForAhead() {
 
 void RowStore::BringIn(const IdsByTable& batch) {
   const StripeOrder order(batch, salts_, SerialFor);
+  RowTier::Fetched fetched;
+  const auto visit_all =
+      [&](const std::function<void(int bin, uint32_t number, int64_t key)>& visit) {
+        order.ForEachBin(
+            SerialFor, 100,
+            [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+              Stripe& stripe = *stripes_[bin];
+              const MutexLock lock(&stripe.mutex);
+              RowFinder finder(stripe, nullptr, first, last);
+              for (const auto* e = first; e < last; ++e) {
+                const uint32_t number = finder.Next(e, batch.ids[e->at]);
+                if (number != kNone) visit(bin, number, e->at);
+              }
+            });
+      };
+  tier_->Pace();
+  int last_bin = -1;
+  int64_t more = 0;
+  visit_all([&](int bin, uint32_t number, int64_t key) NO_THREAD_SAFETY_ANALYSIS {
+    if (bin != last_bin) more = 0;
+    last_bin = bin;
+    if (!layout_.IsOnDisk(*stripes_[bin]->Row(number)) || !tier_->TakesAhead(bin, more)) return;
+    ++more;
+    tier_->Want(bin, number, key, &fetched);
+  });
   // A failure fails the tier: who looks the rows up is told.
-  (void)VisitRows(batch, order, SerialFor, 100,
-                  [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last,
-                      const RowTier::Fetched& fetched, LaterRows* later) {
-                    Stripe& stripe = *stripes_[bin];
-                    const MutexLock lock(&stripe.mutex);
-                    RowFinder finder(stripe, nullptr, first, last);
-                    for (const auto* e = first; e < last; ++e) {
-                      const uint32_t number = finder.Next(e, batch.ids[e->at]);
-                      if (number == kNone) continue;
-                      if (later != nullptr && later->Takes(bin, number, *e)) continue;
-                      tier_->BringInAhead(bin, number, fetched, e->at);
-                    }
-                  });
+  if (fetched.empty() || !tier_->Fetch(&fetched).ok()) return;
+  visit_all([&](int bin, uint32_t number, int64_t key) {
+    tier_->BringInAhead(bin, number, fetched, key);
+  });
 }
 
 void RowStore::FetchRows(int bin, const std::vector<uint32_t>& numbers,

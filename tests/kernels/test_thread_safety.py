@@ -22,7 +22,7 @@ PLANTED = {
     "store/page_pool.cc": (1, "'used_bytes_' requires holding mutex 'mutex_'"),
     "store/read_pool.cc": (1, "'jobs_' requires holding mutex 'mutex_'"),
     "store/row_store.cc": (4, "'Row' requires holding mutex 'stripe.mutex'"),
-    "store/row_tier.cc": (1, "'image_slots_' requires holding mutex 'mutex_'"),
+    "store/row_tier.cc": (2, "'image_slots_' requires holding mutex 'mutex_'"),
     "store/row_updater.cc": (0, "'RowFinder' requires holding mutex 'stripe.mutex'"),
     "store/body_arena.cc": (0, "'kept_' requires holding mutex 'mutex_'"),
     "store/server_memory.h": (0, "'num_stores_' requires holding mutex 'mutex_'"),

@@ -10,8 +10,9 @@ does what it would have done. MODEL_DIR/tuning.json has each run once it is done
    better than the best so far on the same shares.
 3. The plain logistic regressions come first, and are scored on all shares whatever comes: on one
    share of few rows, models are told apart by chance.
-4. After the first candidates come neighbors of the best, which differ in one way. This goes on from
-   the new best, until none is better.
+4. After the first candidates come neighbors of the best, which differ in one way. In turn with them
+   come those of the best of another model, if it is close on the first share: there models are told
+   apart by chance. This goes on from the new best, until none is better.
 
 The best is the simplest model whose scores cannot be told from the best mean: see `pick`.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import math
 import shutil
@@ -56,6 +58,8 @@ FILE_NAME = "tuning.json"
 _RUN_DIR, _ROWS_DIR = "tuning", "tuning-rows"
 _MOST_OF_TIME = 0.15
 """Of all minutes, that a run may take before it is stopped at its last score."""
+_CLOSE = 0.02
+"""Of a score, by which another model may be behind and have its neighbors tried."""
 _NUM_PLAIN = 3
 """How many logistic regressions without crosses are scored on all shares, whatever comes."""
 _FIRST_SHARE = 0.7
@@ -184,6 +188,7 @@ class Search:
         plain = [c for c in first if c.model == MODELS[0] and not c.options.get("cross")]
         self._plain = plain[:_NUM_PLAIN]
         self._record = Record(settings)
+        self._raced: list[Candidate] = []
         self.is_complete = False
 
     @property
@@ -282,16 +287,35 @@ class Search:
     def _order(self) -> Iterator[tuple[Candidate, int]]:
         """Gives what is to be tried next: a candidate, and the inner share that is held out."""
         tried: list[Candidate] = []
+        self._raced.clear()
         for candidate in self._first:
             if self._known(candidate) or self._record.secs < _FIRST_SHARE * self._settings.secs:
                 yield from self._race(candidate, tried)
         center = self._best_of(tried)
         while center is not None:
             others = [center]
-            for candidate in neighbors(center, self._settings.base, self._dataset):
-                yield from self._race(candidate, others)
+            of_each = [
+                neighbors(each, self._settings.base, self._dataset)
+                for each in (center, *self._rival(center))
+            ]
+            for in_turn in itertools.zip_longest(*of_each):
+                for candidate in filter(None, in_turn):
+                    yield from self._race(candidate, others)
             best = self._best_of(others)
             center = None if best is None or best.key == center.key else best
+
+    def _rival(self, center: Candidate) -> list[Candidate]:
+        """Gives the best candidate of another model on the first share, if it is close."""
+        first = {
+            each.key: self._merit(tried.scores[0])
+            for each in self._raced
+            if (tried := self._known(each)) and tried.scores and not tried.problem
+        }
+        others = [c for c in self._raced if c.model != center.model and c.key in first]
+        rival = max(others, key=lambda c: first[c.key], default=None)
+        if rival is None or first[rival.key] < first[center.key] - _CLOSE * abs(first[center.key]):
+            return []
+        return [self._settled(rival)]
 
     def _race(
         self, candidate: Candidate, tried: list[Candidate]
@@ -301,10 +325,12 @@ class Search:
         One with scores of all shares is then one of them.
         """
         best = None if candidate in self._plain else self._best_of(tried)
+        self._raced.append(candidate)
         yield from self._missing(candidate, 1)
         if not self._may_be_better(candidate, best):
             return
         candidate = self._settled(candidate)
+        self._raced.append(candidate)
         for fold in range(self._settings.folds):
             yield from self._missing(candidate, fold + 1)
             if not self._may_be_better(candidate, best):

@@ -134,6 +134,49 @@ def test_search_goes_on_after_an_interruption_as_it_would_have(
     assert not any(tried.deaths for tried in resumed.record.tried.values())
 
 
+@pytest.mark.parametrize("behind", [0.01, 0.1])
+def test_neighbors_of_a_close_rival_are_tried_too(
+    behind: float, clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is behind on the first share may have the best candidate of all near it."""
+
+    def score(candidate: Candidate, fold: int) -> float:
+        behind_of = {"logistic_regression": 0.0, "wide_deep": behind}
+        lack = behind_of.get(candidate.model, 1.0)
+        return 0.5 * (1 + lack) - 0.2 * (lack == behind and "dropout" in candidate.options)
+
+    first = [Candidate(model=model, options={}) for model in ("logistic_regression", "wide_deep")]
+    first.append(Candidate(model="dcn_v2", options={}))
+
+    def search(name: str) -> Search:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return Search(make_settings(tmp_path / name, clicks), clicks, first)
+
+    whole = Scored(monkeypatch, score)
+    found = search("whole")
+    found.run()
+    found.choose()
+    models = [json.loads(key)[0] for key, _ in whole.asked]
+    assert models.count("dcn_v2") == 1
+    if behind == 0.1:
+        assert (models.count("wide_deep"), found.chosen.model) == (1, "logistic_regression")
+        return
+    assert (found.chosen.model, "dropout" in found.chosen.options) == ("wide_deep", True)
+    left = iter(range(len(whole.asked) - 8))  # the rival has more scores by then
+
+    def interrupted(candidate: Candidate, fold: int) -> float:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return score(candidate, fold)
+
+    parts = Scored(monkeypatch, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search("parts").run()
+    after = Scored(monkeypatch, score)
+    search("parts").run()
+    assert parts.asked[:-1] + after.asked == whole.asked
+
+
 def test_candidate_that_fails_is_one_line_and_left_out(
     clicks: Dataset,
     tmp_path: Path,

@@ -26,8 +26,7 @@ from tests.builders import (
     write_dataset,
 )
 from tests.processors import check_stock
-from tests.serving.builders import ask, evaluated, examples, tensors
-from tests.serving.test_placed_rows import bytes_on_disk
+from tests.serving.builders import ask, bytes_on_disk, evaluated, examples, tensors
 
 
 def run(*flags: object) -> int:

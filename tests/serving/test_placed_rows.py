@@ -12,6 +12,7 @@ import pytest
 from embedps.errors import UsageError
 from embedps.serving.placed_rows import MAX_PARTS, Layout, OnDisk, PlacedRows, place_rows
 from embedps.tables.tier import Tiered
+from tests.serving.builders import bytes_on_disk
 
 LAYOUTS = [
     Layout(places=10_001, of_row={"rows": (np.float32, (3,))}),
@@ -36,18 +37,6 @@ def fill(placed: PlacedRows, layout: Layout, seed: int) -> None:
             for name, (dtype, shape) in layout.of_row.items()
         }
         placed.put(places, rows)
-
-
-def bytes_on_disk(directory: Path) -> int:
-    """The bytes of this process's files without a name in a directory."""
-    total = 0
-    for each in Path("/proc/self/fd").iterdir():
-        try:
-            if os.readlink(each).startswith(f"{directory}/"):
-                total += each.stat().st_size
-        except OSError:
-            continue  # the listing's own
-    return total
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -74,6 +74,17 @@ def distance(candidate: Candidate, fold: int) -> float:
     return 0.1 * float(of_rate) + of_epochs + (candidate.model != "deepfm") + 0.01 * fold
 
 
+def interrupted_after(runs: int, score: Score) -> Score:
+    left: Iterator[int] = iter(range(runs))
+
+    def interrupted(candidate: Candidate, fold: int) -> float | None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return score(candidate, fold)
+
+    return interrupted
+
+
 def search_in(model_dir: Path, clicks: Dataset, **fields: Any) -> Search:
     model_dir.mkdir(exist_ok=True)
     settings = make_settings(model_dir, clicks, **fields)
@@ -116,14 +127,7 @@ def test_search_goes_on_after_an_interruption_as_it_would_have(
 ) -> None:
     whole = Scored(monkeypatch, distance)
     search_in(tmp_path / "whole", clicks).run()
-    left: Iterator[int] = iter(range(30))
-
-    def interrupted(candidate: Candidate, fold: int) -> float:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return distance(candidate, fold)
-
-    parts = Scored(monkeypatch, interrupted)
+    parts = Scored(monkeypatch, interrupted_after(30, distance))
     with pytest.raises(KeyboardInterrupt):
         search_in(tmp_path / "parts", clicks).run()
     before = parts.asked[:-1]  # the last one is asked for again
@@ -162,14 +166,8 @@ def test_neighbors_of_a_close_rival_are_tried_too(
         assert (models.count("wide_deep"), found.chosen.model) == (1, "logistic_regression")
         return
     assert (found.chosen.model, "dropout" in found.chosen.options) == ("wide_deep", True)
-    left = iter(range(len(whole.asked) - 8))  # the rival has more scores by then
-
-    def interrupted(candidate: Candidate, fold: int) -> float:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return score(candidate, fold)
-
-    parts = Scored(monkeypatch, interrupted)
+    # The rival has more scores by then.
+    parts = Scored(monkeypatch, interrupted_after(len(whole.asked) - 8, score))
     with pytest.raises(KeyboardInterrupt):
         search("parts").run()
     after = Scored(monkeypatch, score)

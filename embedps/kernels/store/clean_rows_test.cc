@@ -30,11 +30,7 @@ struct Stores {
     RowStoreConfig config = MakeConfig(kDim, 1, OptimizerKind::kAdagrad);
     config.tables[0].eviction.min_norm = min_norm;
     plain = std::make_unique<RowStore>(config);
-    TierConfig tier;
-    tier.max_memory_bytes = 1;  // a chunk of each stripe
-    tier.directory = directory.Path("");
-    tier.segment_bytes = 64 << 10;
-    tier.buffer_bytes = 4 << 10;
+    TierConfig tier = SmallTier(directory.Path(""));
     tier.many_rows = many_rows;
     config.tier_memory = std::make_shared<TierMemory>(tier);
     tiered = std::make_unique<RowStore>(config);

@@ -31,6 +31,17 @@ inline RowStoreConfig MakeConfig(int dim, int num_tables,
   return config;
 }
 
+// A disk with small files, so that a few thousand rows fill many. Each stripe has one chunk of rows
+// in memory.
+inline TierConfig SmallTier(const std::string& directory) {
+  TierConfig tier;
+  tier.max_memory_bytes = 1;
+  tier.directory = directory;
+  tier.segment_bytes = 64 << 10;
+  tier.buffer_bytes = 4 << 10;
+  return tier;
+}
+
 // A batch that owns its ids. They are given by table.
 struct Batch {
   Batch(std::initializer_list<std::vector<int64_t>> by_table) {

@@ -31,12 +31,9 @@ constexpr int kDim = 48;  // 20 slots per stripe with Adagrad
 
 std::shared_ptr<TierMemory> MakeMemory(const std::string& directory, int64_t bytes = 1,
                                        int64_t many_rows = 1 << 20) {
-  TierConfig config;
-  config.max_memory_bytes = bytes;  // at 1, each stripe has one chunk
-  config.directory = directory;
+  TierConfig config = SmallTier(directory);
+  config.max_memory_bytes = bytes;
   config.many_rows = many_rows;
-  config.segment_bytes = 64 << 10;
-  config.buffer_bytes = 4 << 10;
   return std::make_shared<TierMemory>(config);
 }
 

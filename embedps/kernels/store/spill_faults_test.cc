@@ -65,12 +65,7 @@ struct Stores {
   Stores() {
     RowStoreConfig config = MakeConfig(kDim, 1, OptimizerKind::kAdagrad);
     plain = std::make_unique<RowStore>(config);
-    TierConfig tier;
-    tier.max_memory_bytes = 1;  // a chunk of each stripe
-    tier.directory = directory.Path("");
-    tier.segment_bytes = 64 << 10;
-    tier.buffer_bytes = 4 << 10;
-    config.tier_memory = std::make_shared<TierMemory>(tier);
+    config.tier_memory = std::make_shared<TierMemory>(SmallTier(directory.Path("")));
     tiered = std::make_unique<RowStore>(config);
     Step(Batch{Range(0, 6000)}, 1);
     faults = 0;

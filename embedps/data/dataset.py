@@ -239,12 +239,13 @@ class Dataset:
         schema: Mapping[str, Any] | Path | str | None = None,
         **options: Any,
     ) -> Dataset:
-        """Makes a dataset of a pyarrow.Table or RecordBatch: as ingestion of a Parquet file of it.
+        """Makes a dataset of an Arrow table: as ingestion of a Parquet file of it.
 
         A finished dataset of the same rows and options is kept.
 
         Args:
-          rows: columns of the types that ingestion reads of Parquet.
+          rows: a pyarrow.Table or RecordBatch, or what gives Arrow's stream, such as a DataFrame of
+            Polars; columns of the types that ingestion reads of Parquet.
           directory: where the dataset is to be.
           schema: a TOML file, the name of a shipped schema, or what such a file holds as a dict;
             its format does not count. None: as `embedps.pipelines.infer` proposes of the rows.
@@ -266,15 +267,12 @@ class Dataset:
         schema: Mapping[str, Any] | Path | str | None = None,
         **options: Any,
     ) -> Dataset:
-        """Makes a dataset of a pandas.DataFrame, without its index; else as `from_arrow`."""
-        import pyarrow as pa
+        """Makes a dataset of a pandas.DataFrame, without its index; else as `from_arrow`.
 
-        try:
-            table = pa.Table.from_pandas(rows, preserve_index=False)
-        except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
-            message = " ".join(str(error).split())
-            raise UsageError(f"rows must be a DataFrame that Arrow can hold: {message}") from None
-        return cls.from_arrow(table, directory, schema, **options)
+        Intervals become texts, and periods the times at which they begin.
+        """
+        made: Dataset = _from_memory().from_pandas(rows, directory, schema, options)
+        return made
 
     @classmethod
     def from_tf_data(

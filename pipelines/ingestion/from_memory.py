@@ -25,7 +25,7 @@ from embedps.features.table_schema import Table
 from .make_dataset import make_dataset
 from .options import Options
 from .sample_columns import read_sample
-from .schema_proposal import propose
+from .schema_proposal import in_short, propose
 
 FILE_NAME = "rows.parquet"
 _ROW_GROUP_ROWS = 1 << 16
@@ -37,17 +37,44 @@ Schema = Mapping[str, Any] | Path | str | None
 
 
 def from_arrow(
-    rows: pa.Table | pa.RecordBatch,
-    directory: Path | str,
-    schema: Schema,
-    options: Mapping[str, Any],
+    rows: Any, directory: Path | str, schema: Schema, options: Mapping[str, Any]
 ) -> Dataset:
     """Makes a dataset of an Arrow table, as `Dataset.from_arrow` says."""
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
+    elif hasattr(rows, "__arrow_c_stream__"):  # of Polars, DuckDB, a reader of Arrow
+        rows = pa.table(rows)
     if not isinstance(rows, pa.Table):
         raise UsageError(f"rows must be an Arrow table or batch, got {type(rows).__name__}")
     return _make(rows.schema.remove_metadata(), iter([rows]), directory, schema, options)
+
+
+def from_pandas(
+    rows: Any, directory: Path | str, schema: Schema, options: Mapping[str, Any]
+) -> Dataset:
+    """Makes a dataset of a DataFrame, as `Dataset.from_pandas` says."""
+    import pandas as pd
+
+    if not isinstance(rows, pd.DataFrame):
+        raise UsageError(f"rows must be a pandas.DataFrame, got {type(rows).__name__}")
+    if named := [str(name) for name in rows.index.names if name is not None]:
+        say(f"the index {', '.join(named)} is left out: reset_index() makes it a column")
+    if rows.columns.is_unique:
+        rows = rows.copy(deep=False)
+        for name in rows.columns:
+            values = rows[name]
+            kind = values.dtype
+            kinds = kind.categories.dtype if isinstance(kind, pd.CategoricalDtype) else kind
+            if isinstance(kinds, pd.IntervalDtype):
+                rows[name] = values.astype(object).map(str, na_action="ignore")
+            elif isinstance(kind, pd.PeriodDtype):
+                rows[name] = values.dt.to_timestamp()
+    try:
+        table = pa.Table.from_pandas(rows, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
+        message = " ".join(str(error).split())
+        raise UsageError(f"rows must be a DataFrame that Arrow can hold: {message}") from None
+    return from_arrow(table, directory, schema, options)
 
 
 def from_tf_data(
@@ -100,7 +127,9 @@ def _table(schema: Schema, path: Path, label: str | None) -> Table:
     """Returns the declared table, or one that is proposed of the rows; its format is Parquet."""
     if schema is None:
         sample = read_sample(str(path), _SAMPLE_ROWS)
-        schema = {"name": "proposed"} | tomllib.loads(propose(sample, label))
+        proposed = propose(sample, label)
+        say(f"the schema is proposed of the rows: {in_short(proposed)}", file=sys.stderr)
+        schema = {"name": "proposed"} | tomllib.loads(proposed)
         if not any(column["as"] == "label" for column in schema["column"]):
             say("no column looks like a label: give label='COLUMN' to train", file=sys.stderr)
     elif label is not None:

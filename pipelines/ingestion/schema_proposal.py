@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +27,12 @@ _IDS |= {"cookie", "zip", "site", "app", "product", "movie", "track", "category"
 _TIMES = {"time", "timestamp", "ts", "date", "datetime", "hour", "day", "at", "when"}
 _SEPARATORS = ("|", ";", ",", " ")
 _WITH_UNIT = r"[^\w+-]{1,3}\s?[-+]?\d[\d.,]*|[-+]?\d[\d.,]*\s?[^\d\s.,]{1,3}"
+_INTERVAL = r"[\[(][-+]?[\d.einf+-]+, ?[-+]?[\d.einf+-]+[\])]"  # as pandas.cut gives
 _SECONDS = (631_152_000, 4_102_444_800)  # from 1990 to 2100
+_MOST_EXACT = 1 << 53  # integers up to here are exact as float64
 _FEW = 20  # distinct whole numbers: more like kinds than like amounts
 _SHOWN = 30
+_TOLD = 8  # columns of a role
 _NOT_READ = "not read"
 
 
@@ -106,6 +110,29 @@ def propose(
     return _with_columns([*lines, *skipped, *settings], columns, "column")
 
 
+def in_short(proposed: str) -> str:
+    """Says in one line what `propose` declared, and what it left out and why."""
+    by_role: dict[str, list[str]] = {}
+    reason = ""
+    for line in proposed.splitlines():
+        if line.startswith(f"# {_NOT_READ}: "):
+            reason = f" ({line.partition(': ')[2]})"
+        elif line == "[[column]]":
+            name = ""
+        elif line.startswith("name = "):
+            (name,) = tomllib.loads(line).values()
+        elif line.startswith("as = "):
+            (role,) = tomllib.loads(line).values()
+            is_out = role == "ignore"
+            by_role.setdefault("left out" if is_out else role, []).append(name + reason * is_out)
+            reason = ""
+    parts = []
+    for role, names in by_role.items():
+        more = f" and {len(names) - _TOLD:,} more" if len(names) > _TOLD else ""
+        parts.append(f"{role} {', '.join(names[:_TOLD])}{more}")
+    return "; ".join(parts)
+
+
 def _with_columns(lines: Sequence[str], columns: Sequence[_Column], what: str) -> str:
     text = "\n".join(lines) + "\n"
     for column in columns:
@@ -146,6 +173,8 @@ def _columns(sample: Sample, missing: Sequence[str]) -> list[_Column]:
     columns: list[_Column] = []
     for keys, array in sample.columns.items():
         values, _ = reduce_kind(array)
+        if pa.types.is_float16(values.type):
+            values = values.cast(pa.float32())  # Arrow counts no values of 16 bits
         if pa.types.is_string(values.type):
             is_missing = pc.is_in(values, value_set=pa.array(missing, pa.string()))
             values = values.filter(pc.invert(is_missing))
@@ -243,10 +272,11 @@ def _declare_marked(column: _Column, values: pa.Array, marks: Column) -> None:
 
 
 def _declare_numbers(column: _Column, values: pa.Array, distinct: int) -> None:
-    numbers = values.cast(pa.float64())
+    numbers = _floats(values)
     whole = pc.all(pc.equal(numbers, pc.trunc(numbers))).as_py()
     low, high = pc.min_max(numbers).as_py().values()
-    if whole and column.words & _IDS:
+    is_hash = pa.types.is_integer(values.type) and max(-low, high) > _MOST_EXACT
+    if is_hash or (whole and column.words & _IDS):
         if distinct == len(values) > 100 and column.words & {"id", "uuid"}:
             column.notes.append('each row has its own value: as = "ignore", if it is a row\'s id')
         column.settings |= {"as": "categorical", "type": "string" if _merges(values) else "integer"}
@@ -292,7 +322,7 @@ def _choose_label(columns: Sequence[_Column], label: str | None) -> None:
         chosen.settings |= {"task": "binary", "classes": _two_texts(chosen)}
         chosen.notes.append("the last one is the positive: swap them if it is not")
     elif not {*_numbers(chosen)} <= {0, 1}:
-        high = pc.max(chosen.values.cast(pa.float64())).as_py()
+        high = pc.max(_floats(chosen.values)).as_py()
         positive = round(0.8 * high, 2)
         chosen.settings["positive_from"] = int(positive) if positive == int(positive) else positive
         chosen.notes.append('a click from this number on; task = "number" predicts the number')
@@ -350,8 +380,12 @@ def _is_binary(column: _Column) -> bool:
 
 
 def _numbers(column: _Column) -> list[float]:
-    found: list[float] = pc.unique(column.values.cast(pa.float64())).to_pylist()
+    found: list[float] = pc.unique(_floats(column.values)).to_pylist()
     return found
+
+
+def _floats(values: pa.Array) -> pa.Array:
+    return pc.cast(values, pa.float64(), safe=False)
 
 
 def _is_numeric(values: pa.Array) -> bool:
@@ -375,7 +409,7 @@ def _time(column: _Column, values: pa.Array) -> dict[str, Any] | None:
         return {"format": fit[0]} if fit else None
     if not column.words & _TIMES or not _is_numeric(values) or pa.types.is_boolean(values.type):
         return None
-    low, high = pc.min_max(values.cast(pa.float64())).as_py().values()
+    low, high = pc.min_max(_floats(values)).as_py().values()
     if _SECONDS[0] <= low and high <= _SECONDS[1]:
         return {"type": "seconds"}
     if 1000 * _SECONDS[0] <= low and high <= 1000 * _SECONDS[1]:
@@ -388,6 +422,8 @@ def _separator(values: pa.Array) -> str | None:
     """Finds what separates the elements of texts that are lists; None if they are none."""
     if all_match(values, r"\s*\[.*\]\s*"):
         return ","
+    if all_match(values, _INTERVAL):
+        return None
     for each in _SEPARATORS[:3]:
         share = share_with(values, each)
         elements = pc.list_flatten(pc.split_pattern(values, each))

@@ -133,6 +133,29 @@ def test_schema_may_be_a_file_or_be_proposed(tmp_path: Path):
         Dataset.from_arrow(bought, tmp_path / "no", path, label="bought")
 
 
+def test_data_frame_loses_nothing_in_silence(tmp_path: Path, capsys: Any):
+    frame = make_rows().to_pandas()[["clicked", "user"]]
+    frame["bin"] = pd.cut(frame.index.to_series() % 50, 5)
+    frame["month"] = pd.period_range("2024-01", periods=len(frame), freq="M")
+    frame["took"] = pd.to_timedelta(frame.index, unit="s").as_unit("us")
+    frame["one"] = 1
+    made = Dataset.from_pandas(frame.set_index("user"), tmp_path / "set")
+    assert [column.name for column in made.categorical] == ["bin"]
+    assert "the index user is left out: reset_index() makes it a column" in capsys.readouterr().out
+    for name in range(20):
+        frame[f"c{name}"] = frame["user"]
+    read = pa.RecordBatchReader.from_batches(
+        (table := pa.Table.from_pandas(frame.drop(columns="bin"))).schema, table.to_batches()
+    )
+    Dataset.from_arrow(read, tmp_path / "other")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "the schema is proposed of the rows: label clicked; categorical user; numeric month, c0, "
+        "c1, c2, c3, c4, c5, c6 and 13 more; left out took (no declaration reads values of "
+        "duration[us]), one (it has one value, which tells a model nothing)"
+    )
+
+
 def test_rows_that_cannot_be_a_dataset_are_refused(tmp_path: Path):
     rows = make_rows(20)
     with pytest.raises(
@@ -142,6 +165,8 @@ def test_rows_that_cannot_be_a_dataset_are_refused(tmp_path: Path):
         Dataset.from_arrow(rows, tmp_path / "a", SCHEMA, colour=3)
     with pytest.raises(UsageError, match="rows must be an Arrow table or batch, got list"):
         Dataset.from_arrow([], tmp_path / "a", SCHEMA)
+    with pytest.raises(UsageError, match=r"rows must be a pandas\.DataFrame, got dict"):
+        Dataset.from_pandas({"x": [1]}, tmp_path / "a", SCHEMA)
     with pytest.raises(UsageError, match="rows must be a DataFrame that Arrow can hold"):
         Dataset.from_pandas(pd.DataFrame({"x": [1, "a", object()]}), tmp_path / "a", SCHEMA)
     with pytest.raises(DatasetError, match="must have columns shop"):

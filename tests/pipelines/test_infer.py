@@ -367,3 +367,30 @@ def test_a_label_that_is_missing_in_some_rows_is_told(tmp_path: Path):
     assert columns["label"] == {"as": "label"}
     assert "# optional = true, to keep the rows without it" in text
     assert ingested(path, text.replace('as = "label"', 'as = "label"\noptional = true'), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint64", "float16"])
+def test_numbers_that_float64_cannot_hold_are_read(tmp_path: Path, kind: str):
+    path = tmp_path / "log.parquet"
+    hashes = (np.arange(210) % 35 + (1 << 62)).astype(np.uint64) + np.uint64(1 << 63)
+    values = {
+        "int64": hashes.view(np.int64),
+        "uint64": hashes,
+        "float16": (np.arange(210) / 7).astype(np.float16),
+    }
+    pq.write_table(pa.table({"label": np.arange(210) % 2, "x": values[kind]}), path)
+    text, columns = proposed(path)
+    if kind == "float16":
+        assert columns["x"] == {"as": "numeric", "transform": ["standardize"]}
+    else:
+        assert columns["x"] == {"as": "categorical", "type": "integer"}  # no amount is so large
+    assert ingested(path, text, tmp_path) == 210
+
+
+def test_intervals_are_kinds_and_no_lists(tmp_path: Path):
+    path = tmp_path / "log.csv"
+    rows = [f'{i % 2},"({i % 7}.5, {i % 7 + 1}.5]","[{i % 3}, 2]"' for i in range(200)]
+    path.write_text("\n".join(["label,bin,tags", *rows]), encoding="utf-8")
+    _, columns = proposed(path)
+    assert columns["bin"] == {"as": "categorical", "type": "string"}
+    assert columns["tags"]["as"] == "list"

@@ -14,6 +14,7 @@ optionally lists of numbers (float32), keys (int64, as they came), a weight (flo
 from __future__ import annotations
 
 import importlib
+import logging
 import json
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -311,8 +312,16 @@ class Dataset:
 
 
 def _from_memory() -> Any:
-    # Ingestion is a room above, and imports Beam.
-    return importlib.import_module("embedps.pipelines.ingestion.from_memory")
+    # Ingestion is a room above, and imports Beam, which warns of clouds that are not used, and gives
+    # the user's logging a handler for that.
+    logger = logging.getLogger()
+    before, disabled = [*logger.handlers], logger.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        return importlib.import_module("embedps.pipelines.ingestion.from_memory")
+    finally:
+        logging.disable(disabled)
+        logger.handlers[:] = before
 
 
 def describe_file(directory: Path, path: Path) -> DataFile:

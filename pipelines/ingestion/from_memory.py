@@ -46,7 +46,19 @@ def from_arrow(
         rows = pa.table(rows)
     if not isinstance(rows, pa.Table):
         raise UsageError(f"rows must be an Arrow table or batch, got {type(rows).__name__}")
+    for i, field in enumerate(rows.schema):
+        if pa.types.is_dictionary(field.type) and not pa.types.is_string(field.type.value_type):
+            rows = rows.set_column(i, field.name, _decoded(rows.column(i)))
     return _make(rows.schema.remove_metadata(), iter([rows]), directory, schema, options)
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Gives the values of dictionaries, as no Parquet file has some kinds of these."""
+    kind = column.type.value_type
+    kind = pa.string() if pa.types.is_string_view(kind) else kind
+    return pa.chunked_array(
+        [each.dictionary.cast(kind).take(each.indices) for each in column.chunks], kind
+    )
 
 
 def from_pandas(

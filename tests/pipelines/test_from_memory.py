@@ -144,14 +144,16 @@ def test_data_frame_loses_nothing_in_silence(tmp_path: Path, capsys: Any):
     assert "the index user is left out: reset_index() makes it a column" in capsys.readouterr().out
     for name in range(20):
         frame[f"c{name}"] = frame["user"]
-    read = pa.RecordBatchReader.from_batches(
-        (table := pa.Table.from_pandas(frame.drop(columns="bin"))).schema, table.to_batches()
-    )
+    table = pa.Table.from_pandas(frame.drop(columns="bin"))
+    kinds = pa.array(["a", "b", None], pa.string_view())  # as Polars has them
+    kind = pa.DictionaryArray.from_arrays(pa.array(np.arange(len(frame)) % 3, pa.uint32()), kinds)
+    table = table.append_column("kind", kind)
+    read = pa.RecordBatchReader.from_batches(table.schema, table.to_batches())
     Dataset.from_arrow(read, tmp_path / "other")
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        "the schema is proposed of the rows: label clicked; categorical user; numeric month, c0, "
-        "c1, c2, c3, c4, c5, c6 and 13 more; left out took (no declaration reads values of "
+        "the schema is proposed of the rows: label clicked; categorical user, kind; numeric month, "
+        "c0, c1, c2, c3, c4, c5, c6 and 13 more; left out took (no declaration reads values of "
         "duration[us]), one (it has one value, which tells a model nothing)"
     )
 

@@ -14,8 +14,8 @@ optionally lists of numbers (float32), keys (int64, as they came), a weight (flo
 from __future__ import annotations
 
 import importlib
-import logging
 import json
+import logging
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -27,7 +27,7 @@ from embedps.console.lines import log_as, say
 from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.monitoring_config import MonitoringConfig
-from embedps.run.tf_config import read_tf_config
+from embedps.run.tf_config import FIRST_TASK, read_tf_config
 
 _CLIENT_SECS = 5.0  # a client that has not asked for this long is gone
 _TICK_SECS = 0.1
@@ -86,12 +86,14 @@ def serve(config: ServerConfig) -> NoReturn:
     # A local cluster's processes share the cores: a spinning thread takes time from the others.
     session.experimental.disable_thread_spinning = True
     address = cluster[task["type"]][int(task["index"])]
+    first = int(os.environ.get(FIRST_TASK, "0"))
+    places = {job: {first + i: at for i, at in enumerate(cluster[job])} for job in ("worker", "ps")}
     listen_at(address)
     try:
         _server = server_lib.Server(  # tf.distribute.Server
-            server_lib.ClusterSpec(cluster),
+            server_lib.ClusterSpec({**cluster, **places}),
             job_name=task["type"],
-            task_index=int(task["index"]),
+            task_index=first + int(task["index"]),
             protocol="grpc",
             config=session,
             start=True,

@@ -15,7 +15,8 @@ from embedps.run.cluster_config import ClusterConfig
 from embedps.run.run_lock import RunLock
 from embedps.run.summary import read_json, write_json
 from embedps.scale import ScaleConfig, scale
-from embedps.training.scale_requests import ScaleRequests
+from embedps.training.scale_requests import Prepared, ScaleRequests
+from embedps.training.training_setup import TrainingSetup
 from tests.commands import until
 from tests.scheduling.scheduled_run import FakeCluster
 
@@ -33,6 +34,8 @@ class LocalTasks(FakeCluster):
 
 class Processes:
     """They serve, or do not; a test says when."""
+
+    cluster: Any = None
 
     def __init__(self) -> None:
         self.decided = threading.Event()
@@ -52,9 +55,11 @@ class ReplacedTasks(LocalTasks):
     """Is replaced by others, up to 8 of each job."""
 
     num_ps = 2
+    lost: ClusterError | None = None
 
     def __init__(self, num_workers: int) -> None:
         super().__init__(num_workers)
+        self.has_left = False
         self.prepared: list[tuple[int, int, Processes]] = []
 
     def prepare(self, *, num_ps: int, num_workers: int) -> Processes:
@@ -62,6 +67,16 @@ class ReplacedTasks(LocalTasks):
             raise UsageError("8 of each at most")
         self.prepared.append((num_ps, num_workers, Processes()))
         return self.prepared[-1][-1]
+
+    def leave(self) -> None:
+        self.has_left = True
+
+
+def prepare(processes: Any) -> Prepared:
+    """Makes what a run needs on processes, once they serve."""
+    processes.wait_until_serving(30)
+    processes.cluster = ReplacedTasks(4)
+    return Prepared(processes.cluster, cast(TrainingSetup, None), None)
 
 
 def answered(requests: ScaleRequests, model_dir: Path, config: ScaleConfig) -> str:
@@ -87,7 +102,7 @@ def answered(requests: ScaleRequests, model_dir: Path, config: ScaleConfig) -> s
 def ask(model_dir: Path, workers: int, config: ClusterConfig) -> tuple[str, int]:
     """Asks a run of two workers for others: its answer, and how many it then has."""
     cluster = LocalTasks(2)
-    requests = ScaleRequests(model_dir, config, cluster, own=None)
+    requests = ScaleRequests(model_dir, config, cluster, own=None, prepare=prepare)
     asked = ScaleConfig(directory=str(model_dir), workers=workers)
     return answered(requests, model_dir, asked), cluster.num_workers
 
@@ -113,7 +128,7 @@ def test_a_run_refuses_what_it_cannot_have(tmp_path: Path) -> None:
     for fixed, why in ((FakeCluster, "only a local cluster"), (CoordinatorCluster, "StatefulSet")):
         cluster = FakeCluster(2)
         cluster.why_fixed = fixed.why_fixed
-        requests = ScaleRequests(tmp_path, ClusterConfig(), cluster, own=None)
+        requests = ScaleRequests(tmp_path, ClusterConfig(), cluster, own=None, prepare=prepare)
         with pytest.raises(UsageError, match=why):
             answered(requests, tmp_path, ScaleConfig(directory=str(tmp_path), ps=2))
 
@@ -122,7 +137,7 @@ def replaced(model_dir: Path, **more: Any) -> tuple[ReplacedTasks, ScaleRequests
     config = ClusterConfig(num_ps=2, num_workers=4, **more)
     cluster = ReplacedTasks(4)
     own = cast(LocalCluster, cluster)
-    return cluster, ScaleRequests(model_dir, config, cluster, own=own)
+    return cluster, ScaleRequests(model_dir, config, cluster, own=own, prepare=prepare)
 
 
 def request(model_dir: Path, **asked: Any) -> None:
@@ -131,11 +146,11 @@ def request(model_dir: Path, **asked: Any) -> None:
     write_json(model_dir / scale_file.ASKED, fields)
 
 
-def test_another_cluster_is_due_once_its_processes_serve(tmp_path: Path) -> None:
+def test_another_cluster_is_due_once_it_is_ready(tmp_path: Path) -> None:
     cluster, requests = replaced(tmp_path)
     request(tmp_path, servers=3)
     said = "3 parameter servers and 4 workers instead of 2 and 4"
-    assert requests.poll() == [f"is to have {said}: ends what it has begun once they serve"]
+    assert requests.poll() == [f"is to have {said}: ends what it has begun once they are ready"]
     ((servers, workers, processes),) = cluster.prepared
     assert (servers, workers) == (3, 4)
     assert requests.due is None
@@ -163,6 +178,26 @@ def test_a_run_goes_on_as_it_is_without_processes_that_do_not_serve(tmp_path: Pa
     answer = read_json(tmp_path / scale_file.ANSWERED)
     assert (answer["refused"], processes.closed) == ("ps 0 ended with code 1", True)
     assert requests.due is None
+
+
+def test_a_run_goes_on_as_it_is_if_the_other_cluster_is_lost_before(tmp_path: Path) -> None:
+    cluster, requests = replaced(tmp_path)
+    request(tmp_path, servers=3)
+    requests.poll()
+    ((_, _, processes),) = cluster.prepared
+    processes.decided.set()
+    until(lambda: requests.due is not None)
+    processes.cluster.lost = ClusterError("parameter server 2 ended by SIGKILL")
+    assert requests.due is None
+    assert requests.poll() == [
+        "goes on as it is, without 3 parameter servers and 4 workers instead of 2 and 4: "
+        "parameter server 2 ended by SIGKILL"
+    ]
+    assert processes.cluster.has_left
+    assert processes.closed
+    request(tmp_path, servers=1)
+    requests.poll()
+    assert len(cluster.prepared) == 2
 
 
 def test_a_change_that_cannot_be_is_refused_before_a_process_starts(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ comes back gets another thread, and the call is given to another worker.
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 import threading
 import time
@@ -69,6 +70,7 @@ class CoordinatorCluster(Cluster):
         num_shards: int = 0,
         workers: Mapping[int, str] | None = None,
         processes: LocalProcesses | None = None,
+        first: int = 0,
         on_lost: Callable[[ClusterError], None] = lambda error: None,
     ) -> None:
         """Connects to a cluster; all its tasks must serve already.
@@ -83,6 +85,7 @@ class CoordinatorCluster(Cluster):
           wait_secs: the cluster is lost if no function ends for this long.
           num_shards: of the tables; 0 means one per parameter server.
           processes: the tasks' processes, if this process started them: a dead worker is restarted.
+          first: as `device_of` takes it.
           on_lost: called on another thread if the cluster cannot continue. The calling thread may
             still wait then for a server that does not answer.
 
@@ -101,7 +104,7 @@ class CoordinatorCluster(Cluster):
         own = spec.task_address("chief", 0) if "chief" in jobs else None
         if own is not None:
             listen_at(own)
-        self.strategy = ServerStrategy(resolver)
+        self.strategy = ServerStrategy(resolver, first)
         if own is not None:
             check_listening(own)
         # With ClusterCoordinator, it would be set.
@@ -111,19 +114,20 @@ class CoordinatorCluster(Cluster):
         tasks = {task: spec.task_address(*task) for task in there}
         for task in [*there, *(("worker", index) for index in known)]:
             with suppress(tf.errors.OpError):  # it is lost: if it comes back, it is checked then
-                check_task(task)
+                check_task(task, first)
         places = workers or {index: spec.task_address("worker", index) for index in known}
         tasks.update({("worker", index): address for index, address in places.items()})
         self.num_ps = jobs["ps"]
         self.num_workers = len(places)
         self.can_lose_workers = True
         self.shard_devices: Sequence[str] = [
-            f"/job:ps/replica:0/task:{shard % jobs['ps']}/device:CPU:0"
+            device_of(("ps", shard % jobs["ps"]), first)
             for shard in range(num_shards or jobs["ps"])
         ]
         self._schedule_lock = threading.Lock()  # a function's first call traces it
         self._queue = CallQueue()
         self.server_timeout_secs = server_timeout_secs
+        self._first = first
         self._processes = processes
         self._on_lost = on_lost
         self._calls = CallTracker(wait_secs=wait_secs)
@@ -133,10 +137,13 @@ class CoordinatorCluster(Cluster):
         self._health = HealthMonitor(
             tasks,
             timeout_secs=server_timeout_secs,
+            first=first,
             is_known=lambda task: task[0] == "ps" or self._members.number(task[1]) is not None,
         )
         self._taken: dict[tuple[int, int], tuple[int, Attempt]] = {}  # by worker and membership
-        self._members = Membership(self._health, places, known=known, on_join=self._joined)
+        self._members = Membership(
+            self._health, places, known=known, first=first, on_join=self._joined
+        )
         self._placement = VariablePlacement(self.num_ps)
         self._traced: weakref.WeakSet[Any] = weakref.WeakSet()
         self._replacement = ServerReplacement(
@@ -144,6 +151,7 @@ class CoordinatorCluster(Cluster):
             runs=lambda index: processes is None or processes.runs(("ps", index)),
             refresh=self._members.refresh,
             serve_secs=wait_secs,
+            first=first,
         )
         for worker in known:
             self._start_thread(worker, 0)
@@ -167,6 +175,23 @@ class CoordinatorCluster(Cluster):
             concrete = function.get_concrete_function(*args)
         self._traced.add(concrete)
         return concrete
+
+    def run_everywhere(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Runs a function on each worker that is there, and waits for all.
+
+        Raises:
+          OpError: it failed on one.
+        """
+        concrete = self.trace(function, args)
+
+        def run(worker: int) -> None:
+            use_own_executor()
+            with tf.device(device_of(("worker", worker), self._first)):
+                concrete(*args)
+
+        workers = self._members.members()
+        with concurrent.futures.ThreadPoolExecutor(len(workers) or 1, "everywhere") as pool:
+            list(pool.map(run, workers))
 
     def schedule(
         self,
@@ -264,7 +289,7 @@ class CoordinatorCluster(Cluster):
                 continue
             self._taken[worker, number] = taken
             try:
-                with tf.device(device_of(task)):
+                with tf.device(device_of(task, self._first)):
                     taken[1](worker, number)
             except BaseException as error:
                 self._give_back(worker, number)

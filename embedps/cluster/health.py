@@ -115,6 +115,7 @@ class HealthMonitor:
         tasks: Mapping[TaskId, str],
         *,
         timeout_secs: float,
+        first: int = 0,
         is_known: Callable[[TaskId], bool] = lambda task: True,
     ) -> None:
         """Starts to probe; a server is unresponsive after `timeout_secs` without an answer.
@@ -123,10 +124,12 @@ class HealthMonitor:
 
         Args:
           tasks: maps each task to its "host:port".
+          first: as `device_of` takes it.
           is_known: tells whether a task is of TensorFlow's cluster, and has not been lost; of
             others `serving` tells whether they answer.
         """
         self._timeout_secs = timeout_secs
+        self._first = first
         self._is_known = is_known
         self._ran_secs = 0.0  # time that this process ran, give or take a tick
         self._lock = threading.Lock()  # guards the nine below
@@ -194,7 +197,7 @@ class HealthMonitor:
     def answers(self, task: TaskId) -> bool:
         """Tells whether a server knows this client still; it may wait for a silent one."""
         try:
-            with tf.device(device_of(task)):
+            with tf.device(device_of(task, self._first)):
                 kernels.load().embedps_probe(release=False)
         except tf.errors.OpError:
             return False
@@ -243,10 +246,10 @@ class HealthMonitor:
             may_shut_down = task in self._may_shut_down
             is_new = task not in self._alive
         try:
-            with tf.device(device_of(task)):
+            with tf.device(device_of(task, self._first)):
                 draining = bool(kernels.load().embedps_probe(release=may_shut_down))
             if is_new:
-                check_task(task)
+                check_task(task, self._first)
             self._note(task, alive=True, draining=draining)
         except ClusterError as error:
             self.refuse(error)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from embedps.cluster.connection import forget
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.console import tf_logging
@@ -98,12 +99,15 @@ class LocalCluster(CoordinatorCluster):
                     resolver,
                     num_shards=num_shards,
                     processes=self.processes,
+                    first=self.processes.first,
                     server_timeout_secs=server_timeout_secs,
                     wait_secs=wait_secs,
                     on_lost=self._note_loss,
                 )
         except BaseException:
             self.processes.close()
+            if processes is not None:
+                forget(processes.first)
             self._remove_logs()
             raise
 
@@ -151,20 +155,37 @@ class LocalCluster(CoordinatorCluster):
                 )
         return self.processes.successor(num_ps=num_ps, num_workers=num_workers)
 
-    def replaced_by(self, processes: LocalProcesses) -> LocalCluster:
-        """Ends these processes; connects to those that `prepare` started, which must serve.
-
-        What was made on this cluster is gone. This thread must be the only one that uses it.
+    def joined_by(self, processes: LocalProcesses) -> LocalCluster:
+        """Connects to the processes that `prepare` started, which must serve; this one goes on.
 
         Raises:
           ClusterError: a process is lost.
         """
+        return LocalCluster(**self._made_with, processes=processes)
+
+    @property
+    def lost(self) -> ClusterError | None:
+        """Why the cluster cannot go on, if it cannot."""
+        with self._loss_lock:
+            return self._lost
+
+    def replaced_by(self, cluster: LocalCluster) -> None:
+        """Ends these processes; a cluster that `joined_by` gave takes this one's place.
+
+        What was made on this cluster is gone. This thread must be the only one that uses it.
+        """
         with self._loss_lock:
             on_lost = self._call_on_loss
+        self.leave()
+        cluster.processes.restarts += self.processes.restarts
+        cluster.call_on_loss(on_lost)
+
+    def leave(self) -> None:
+        """Ends the processes beside another cluster of this client, which goes on."""
         with tf_logging.native_stderr_dropped():  # of those that end
+            self._members.close()
+            forget(self.processes.first)
             super().close()
-            processes.restarts += self.processes.restarts
-            return LocalCluster(**self._made_with, processes=processes, on_lost=on_lost)
 
     def close(self) -> None:
         """Ends the processes.

@@ -14,7 +14,8 @@ from embedps.cluster.health import wait_until_serving
 from embedps.cluster.interface import ScheduledCall
 from embedps.console.child_process import ChildProcess, how_it_ended
 from embedps.errors import ClusterError, ServerLostError
-from embedps.kernels.tasks import TaskId
+from embedps.kernels.tasks import MAX_TASKS, TaskId
+from embedps.run.tf_config import FIRST_TASK
 
 _TICK_SECS = 0.2
 _MAX_DEATHS = 3  # in a row: of one worker, or of workers that run a unit whose deaths nobody counts
@@ -34,12 +35,15 @@ class LocalProcesses:
         log_dir: Path,
         grace_secs: float,
         chief: str | None = None,
+        first: int = 0,
     ) -> None:
         """Starts the processes; their output goes to LOG_DIR/<job>-<index>.log.
 
         Args:
           chief: the address of this process, if it has one already.
+          first: as `device_of` takes it.
         """
+        self.first = first
         log_dir.mkdir(parents=True, exist_ok=True)
         ports = _free_ports(num_ps + num_workers + 1)
         addresses = [f"127.0.0.1:{port}" for port in ports]
@@ -80,6 +84,7 @@ class LocalProcesses:
             log_dir=self._log_dir,
             grace_secs=self._grace_secs,
             chief=self.cluster["chief"][0],
+            first=MAX_TASKS - self.first,
         )
 
     def pid(self, job: str, index: int) -> int:
@@ -245,6 +250,7 @@ class LocalProcesses:
         job, index = task
         config = {"cluster": self.cluster, "task": {"type": job, "index": index}}
         environment = dict(os.environ, TF_CONFIG=json.dumps(config))
+        environment[FIRST_TASK] = str(self.first)
         # Puts tensors in huge pages: a step touches more 4 KiB pages than the TLB holds.
         environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         # Limits threads per op. The number of concurrent ops needs no limit: most wait for RPCs.

@@ -17,11 +17,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Set
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
-from embedps.cluster.connection import with_tasks
+from embedps.cluster.connection import tell
 from embedps.cluster.health import HealthMonitor, serves, use_own_executor
-from embedps.console import tf_logging
 from embedps.errors import ClusterError, ServerLostError
 from embedps.kernels.tasks import check_task
 
@@ -38,6 +36,7 @@ class Membership:
         places: Mapping[int, str],
         *,
         known: Iterable[int],
+        first: int = 0,
         on_join: Callable[[int, int, bool], None],
     ) -> None:
         """Starts to look for workers that come.
@@ -46,12 +45,13 @@ class Membership:
           health: tells which tasks serve.
           places: the address of each worker, by index, that may be there.
           known: those in TensorFlow's definition now; each is a member.
+          first: as `device_of` takes it.
           on_join: called, on another thread, with a worker that came, the number of its membership,
             and whether it came for the first time.
         """
         self._health = health
         self._on_join = on_join
-        self._definition = context.get_server_def()
+        self._first = first
         self._updating = threading.Lock()  # held while TensorFlow is told
         self._changed = threading.Condition()  # guards those below
         self._places = dict(places)
@@ -116,8 +116,7 @@ class Membership:
                         self.lost(worker, number)
                 with self._changed:
                     places = {worker: self._places[worker] for worker in self._numbers}
-                definition = with_tasks(self._definition, "worker", places)
-                self._tell(definition)
+                tell(self._first, worker=places)
 
         updated: concurrent.futures.Future[None] = concurrent.futures.Future()
         threading.Thread(
@@ -158,11 +157,10 @@ class Membership:
                     return
                 if self._closed:
                     return
-            definition = with_tasks(self._definition, "worker", places)
             try:
-                self._tell(definition)
+                tell(self._first, worker=places)
                 for worker in joining:
-                    check_task(("worker", worker))
+                    check_task(("worker", worker), self._first)
             except ClusterError as error:
                 self._health.refuse(error)
                 return
@@ -175,12 +173,6 @@ class Membership:
                 self._seen.add(worker)
                 self._on_join(worker, number, is_new)
             self._changed.notify_all()
-
-    def _tell(self, definition: tf.train.ServerDef) -> None:
-        """Gives TensorFlow a definition. It would print of each task that is left out."""
-        with tf_logging.native_stderr_dropped():
-            context.context().update_server_def(definition)
-        self._definition = definition
 
 
 def _settle(future: concurrent.futures.Future[None], function: Callable[[], None]) -> None:

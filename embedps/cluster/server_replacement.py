@@ -38,6 +38,7 @@ class ServerReplacement:
         runs: Callable[[int], bool],
         refresh: Callable[[float], None],
         serve_secs: float,
+        first: int = 0,
     ) -> None:
         """Replaces none yet: `allow` says whether it does.
 
@@ -46,11 +47,13 @@ class ServerReplacement:
           runs: tells whether a server's process runs, as far as is known.
           refresh: tells TensorFlow, within so many seconds, that another process serves.
           serve_secs: the longest wait for a server to serve again.
+          first: as `device_of` takes it.
         """
         self._addresses = addresses
         self._runs = runs
         self._refresh = refresh
         self._serve_secs = serve_secs
+        self._first = first
         self._changed = threading.Condition()  # guards the two below
         self._allowed = False
         self._lost: LostServer | None = None
@@ -128,7 +131,7 @@ class ServerReplacement:
           ServerLostError: one does not, or more was lost meanwhile.
         """
         for worker in workers:
-            self._await_link(device_of(("worker", worker)), lost)
+            self._await_link(device_of(("worker", worker), self._first), lost)
         with self._changed:
             self._check(lost)
             self._lost = None
@@ -168,7 +171,7 @@ class ServerReplacement:
             if not self._allowed or self._lost is not None:
                 self._lost = None  # two at once: whoever waits begins anew
                 return False
-            self._lost = LostServer(index, device_of(("ps", index)), why, time.time())
+            self._lost = LostServer(index, device_of(("ps", index), self._first), why, time.time())
             self._changed.notify_all()
             return True
 

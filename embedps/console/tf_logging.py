@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,9 +60,20 @@ def silence_native_stderr() -> int:
     return kept
 
 
+_dropping = threading.RLock()
+
+
 @contextlib.contextmanager
 def native_stderr_dropped() -> Iterator[None]:
-    """Drops what TensorFlow's C++ prints within the block; what Python prints still appears."""
+    """Drops what TensorFlow's C++ prints within the block; what Python prints still appears.
+
+    One block runs at a time: what it puts back is what it found.
+    """
+    with _dropping:
+        yield from _drop_native_stderr()
+
+
+def _drop_native_stderr() -> Iterator[None]:
     sys.stderr.flush()
     before, kept = sys.stderr, os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)

@@ -312,8 +312,8 @@ class Dataset:
 
 
 def _from_memory() -> Any:
-    # Ingestion is a room above, and imports Beam, which warns of clouds that are not used, and gives
-    # the user's logging a handler for that.
+    # Ingestion is a room above, and imports Beam, which warns of clouds that are not used, and for
+    # that gives the user's logging a handler.
     logger = logging.getLogger()
     before, disabled = [*logger.handlers], logger.manager.disable
     logging.disable(logging.WARNING)

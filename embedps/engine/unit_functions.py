@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
@@ -261,6 +262,18 @@ def make_eval_unit(
         return {**counts, **{n: p.concat() for n, p in zip(dtypes, parts, strict=True)}}
 
     return eval_unit  # type: ignore[no-any-return]
+
+
+def unit_without_rows(path: str, num_ranks: int | None) -> tuple[tf.Tensor, ...]:
+    """Makes arguments with which the function of `make_train_unit` trains nothing.
+
+    Args:
+      path: of a file of units.
+      num_ranks: of workers that take steps together; None if they do not.
+    """
+    ranks = [] if num_ranks is None else [0, num_ranks, -1]
+    made = [tf.constant(np.int64(n)) for n in (0, 0, 0, 0, *ranks)]
+    return (tf.constant(path), *made[:4], tf.constant(np.float32(0)), *made[4:])
 
 
 def explain(error: BaseException) -> BaseException:

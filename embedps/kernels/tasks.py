@@ -12,15 +12,23 @@ from embedps.errors import ClusterError
 TaskId: TypeAlias = tuple[str, int]
 """Identifies a task of the cluster: its job ("ps" or "worker") and its index."""
 
+MAX_TASKS = 1 << 20
+"""Of a job of a cluster. While another is to take its place, TensorFlow has the tasks of one of the
+two as further tasks of the same jobs, with numbers that are as much higher. The op that tells the
+index of a task has it too."""
 
-def device_of(task: TaskId) -> str:
-    """Returns the device where a task's ops run."""
+
+def device_of(task: TaskId, first: int = 0) -> str:
+    """Returns the device where a task's ops run; `first` is TensorFlow's number of task 0."""
     job, index = task
-    return f"/job:{job}/replica:0/task:{index}/device:CPU:0"
+    return f"/job:{job}/replica:0/task:{first + index}/device:CPU:0"
 
 
-def check_task(task: TaskId) -> None:
+def check_task(task: TaskId, first: int = 0) -> None:
     """Checks that a task has the kernels, and the versions of this process.
+
+    Args:
+      first: as `device_of` takes it.
 
     Raises:
       ClusterError: it has not.
@@ -28,7 +36,7 @@ def check_task(task: TaskId) -> None:
     """
     name = f"{task[0]} {task[1]}"
     try:
-        with tf.init_scope(), tf.device(device_of(task)):
+        with tf.init_scope(), tf.device(device_of(task, first)):
             theirs = kernels.load().embedps_version().numpy().decode()
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
         if "EmbedpsVersion" not in error.message:  # it has just started, and knows no client yet

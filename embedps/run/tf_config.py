@@ -8,6 +8,9 @@ from typing import Any
 
 from embedps.errors import UsageError
 
+FIRST_TASK = "EMBEDPS_FIRST_TASK"
+"""The variable that tells a server of a local cluster TensorFlow's number of task 0, if not 0."""
+
 
 def read_tf_config() -> dict[str, Any] | None:
     """Parses TF_CONFIG; gives None if it is not set.

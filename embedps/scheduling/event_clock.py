@@ -147,6 +147,10 @@ class EventAges:
                 "the events in their order: train with --no-shuffle (shuffle=False), or use steps"
             )
 
+    def tell_again(self) -> None:
+        """Has all steps count as changed: other tables are to be told."""
+        self._before = dict.fromkeys(self._ttl_secs, 0)
+
     def changes(self, units_done: int) -> dict[str, int]:
         """Returns the steps that changed since the last call."""
         arrived = self._ledger.take_arrived()

@@ -84,6 +84,7 @@ class CheckpointWriter:
         encoding: Encoding = FLOAT32,
         evicted: EvictedRowsWriter | None = None,
         must_be_finite: Collection[str] = (),
+        is_successor: bool = False,
     ) -> None:
         """Prepares to write to a directory that no other run writes to; compactions may.
 
@@ -96,6 +97,7 @@ class CheckpointWriter:
           encoding: of the rows' floats in the files.
           evicted: keeps the rows that go; its files of a save are finished before the commit.
           must_be_finite: names of variables without which no save is committed if they are not.
+          is_successor: another writer of this run writes until this one restores what it wrote.
         """
         self._evicted = evicted
         self._must_be_finite = tuple(must_be_finite)
@@ -128,7 +130,8 @@ class CheckpointWriter:
         self.counts = {
             kind: {"count": 0, "bytes": 0, "rows": 0, "secs": 0.0} for kind in ("base", "delta")
         }
-        self._leftovers.remove_uncommitted()
+        if not is_successor:
+            self._leftovers.remove_uncommitted()
 
     def restore(self, manifest: Manifest) -> None:
         """Restores a checkpoint that any number of shards wrote.
@@ -137,6 +140,7 @@ class CheckpointWriter:
           DimMismatchError: it is of other tables or another network.
           CorruptCheckpointError: a file is missing or differs from its checksum.
         """
+        self._leftovers.remove_uncommitted()
         check_tables(manifest, self._collection.tables)
         self._directory.check_present(manifest)
         if manifest.dense is not None:

@@ -1,9 +1,9 @@
 """Does what `embedps scale` asks of a run.
 
 Workers of a local cluster come and go while it trains. With other parameter servers, or workers in
-step, another cluster takes its place: its processes are started while the run trains. Once they
-serve, the run ends what it has begun and saves a checkpoint, which the other cluster restores. This
-process lives on, and TensorFlow in it.
+step, another cluster takes its place. While the run trains, its processes are started, this process
+connects to them too, and all that is trained is made there and traced, without a row. Then the run
+ends what it has begun and saves a checkpoint, which the other cluster restores.
 """
 
 from __future__ import annotations
@@ -12,15 +12,32 @@ import concurrent.futures
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.errors import ClusterError, UsageError
+from embedps.evaluation.inline import InlineEvaluation
 from embedps.run import scale_file
 from embedps.run.cluster_config import STALE_STEPS, ClusterConfig
 from embedps.storage.object_store import is_local
 from embedps.training.save_failures import in_background
+from embedps.training.training_setup import TrainingSetup
+
+
+class Prepared(NamedTuple):
+    """What is there for a change.
+
+    Attributes:
+      cluster: the other one.
+      setup: what is trained, on it, without what a checkpoint has.
+      inline: scores on it, if the run asks for that.
+    """
+
+    cluster: LocalCluster
+    setup: TrainingSetup
+    inline: InlineEvaluation | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,14 +49,27 @@ class ClusterChange:
       servers: how many parameter servers there are before and after it.
       workers: the same of workers.
       processes: of the other cluster; they run.
-      serving: done once they serve, or with the error by which they do not.
+      prepared: done once all is there, or with the error by which it is not.
     """
 
     token: str
     servers: tuple[int, int]
     workers: tuple[int, int]
     processes: LocalProcesses
-    serving: concurrent.futures.Future[None]
+    prepared: concurrent.futures.Future[Prepared]
+
+    @property
+    def problem(self) -> BaseException | None:
+        """Why it cannot be done, if that is known."""
+        if not self.prepared.done():
+            return None
+        return self.prepared.exception() or self.prepared.result().cluster.lost
+
+    def close(self) -> None:
+        """Ends the other cluster's processes."""
+        if self.prepared.done() and self.prepared.exception() is None:
+            self.prepared.result().cluster.leave()
+        self.processes.close()
 
     def describe(self) -> str:
         """Names the tasks after and before it."""
@@ -64,16 +94,19 @@ class ScaleRequests:
         cluster: Cluster,
         *,
         own: LocalCluster | None,
+        prepare: Callable[[LocalProcesses], Prepared],
     ) -> None:
         """Takes none yet; a request that is there already was to an earlier run.
 
         Args:
           own: the same cluster, if another may take its place.
+          prepare: makes what is trained, on processes that run; called on another thread.
         """
         self._model_dir = model_dir
         self._config = config
         self._cluster = cluster
         self._own = own
+        self._prepare = prepare
         self.save_problem: Callable[[], str] = lambda: ""
         self._change: ClusterChange | None = None
         self._cluster_is_in_place = False  # of the change, which is done with a first unit
@@ -84,11 +117,11 @@ class ScaleRequests:
 
     @property
     def due(self) -> ClusterChange | None:
-        """The change whose cluster serves: the run should end what it has begun."""
+        """The change for which all is there: the run should end what it has begun."""
         change = self._change
-        if change is None or self._cluster_is_in_place or not change.serving.done():
+        if change is None or self._cluster_is_in_place or not change.prepared.done():
             return None
-        return None if change.serving.exception() else change
+        return None if change.problem else change
 
     def follow(self, cluster: LocalCluster) -> None:
         """Takes that the other cluster is in place."""
@@ -105,14 +138,14 @@ class ScaleRequests:
         """Ends the processes of a change that was not done, if there is one, and says why."""
         change, self._change = self._change, None
         if change is not None:
-            change.processes.close()
+            change.close()
             scale_file.answer(self._model_dir, change.token, refused=why)
 
     def poll(self) -> list[str]:
         """Does what is asked for; returns lines that say so."""
         news = []
         change = self._change
-        if change is not None and change.serving.done() and (cause := change.serving.exception()):
+        if change is not None and not self._cluster_is_in_place and (cause := change.problem):
             news.append(f"goes on as it is, without {change.describe()}: {cause}")
             self.drop(str(cause))
         asked = scale_file.take(self._model_dir) if self._looks else None
@@ -156,9 +189,9 @@ class ScaleRequests:
             servers=(cluster.num_ps, servers),
             workers=(cluster.num_workers, workers),
             processes=processes,
-            serving=in_background(lambda: processes.wait_until_serving(self._config.wait_secs)),
+            prepared=in_background(lambda: self._prepare(processes)),
         )
-        return f"is to have {self._change.describe()}: ends what it has begun once they serve"
+        return f"is to have {self._change.describe()}: ends what it has begun once they are ready"
 
     def _scale_workers(self, workers: int) -> str:
         """Has other workers while the run goes on; returns what to say."""

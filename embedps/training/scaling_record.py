@@ -55,11 +55,11 @@ class ScalingRecord:
             "saved_secs": round(time.time() - last_unit_at, 2),
         }
 
-    def restored(self, ledger: Ledger) -> None:
+    def restored(self, checkpoint: Manifest) -> None:
         """Takes that the other cluster has what the checkpoint has."""
-        record = self._current
-        record["units_lost"] = record["units"] - ledger.num_done
-        record["steps_lost"] = record["steps"] - ledger.steps_done()
+        record, ledger = self._current, checkpoint.ledger
+        record["units_lost"] = record["units"] - ledger["prefix"] - len(ledger["beyond"])
+        record["steps_lost"] = record["steps"] - checkpoint.step
         since = time.time() - record["last_unit_at"] - record["saved_secs"]
         record["restored_secs"] = round(since, 2)
 

@@ -14,13 +14,14 @@ from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.factory import check_cluster, make_cluster
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
+from embedps.cluster.local_processes import LocalProcesses
 from embedps.console import tf_logging
 from embedps.console.lines import log_as
 from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_function import DatasetSource, as_dataset_function
 from embedps.engine.recommender import Recommender
-from embedps.engine.unit_functions import explain
+from embedps.engine.unit_functions import explain, unit_without_rows
 from embedps.errors import ClusterError, DatasetError, ServerLostError, TrainingError, UsageError
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.metrics import ClickScores
@@ -52,13 +53,13 @@ from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import SavedCheckpoint
 from embedps.training.run_metrics import METRICS
 from embedps.training.run_scoring import RunScoring
-from embedps.training.scale_requests import ClusterChange, ScaleRequests
+from embedps.training.scale_requests import ClusterChange, Prepared, ScaleRequests
 from embedps.training.scaling_record import ScalingRecord
 from embedps.training.server_recovery import ServerRecovery
 from embedps.training.stop_notices import StopNotices
 from embedps.training.trainer_arguments import check_config, check_kinds
 from embedps.training.training_loop import LoopParts, TrainingLoop
-from embedps.training.training_setup import set_up
+from embedps.training.training_setup import TrainingSetup, resume, set_up
 
 __all__ = ["Trainer", "TrainingError"]
 
@@ -231,7 +232,9 @@ class Trainer:
             self._config.cluster,
             self._cluster,
             own=self._own_cluster if isinstance(self._own_cluster, LocalCluster) else None,
+            prepare=self._prepare_change,
         )
+        self._scoring.inline = self._make_inline(self._cluster, setup)
         self._loop = TrainingLoop(
             self._config,
             self._make_parts(),
@@ -247,23 +250,47 @@ class Trainer:
     def _make_parts(self) -> LoopParts:
         """Makes what depends on the cluster, besides what is trained."""
         cluster, setup = self._cluster, self._setup
-        if self._scoring is not None:
-            self._scoring.inline = InlineEvaluation.of_run(
-                self._config, setup.model, setup.collection, self._dataset, cluster
-            )
         servers = ServerRecovery(self._config, cluster, setup, self._effects)
         return LoopParts(cluster, setup, self._make_watch(), servers)
 
-    def _change_cluster(self, change: ClusterChange) -> None:
-        """Goes on with another cluster; all that was trained is saved."""
+    def _make_inline(self, cluster: Cluster, setup: TrainingSetup) -> InlineEvaluation | None:
+        return InlineEvaluation.of_run(
+            self._config, setup.model, setup.collection, self._dataset, cluster
+        )
+
+    def _own_local(self) -> LocalCluster:
         cluster = self._own_cluster
         if not isinstance(cluster, LocalCluster):
             raise TypeError(f"only a local cluster can be replaced but this is a {type(cluster)}")
+        return cluster
+
+    def _prepare_change(self, processes: LocalProcesses) -> Prepared:
+        """Makes on another cluster, while this one trains, what it needs to go on."""
+        asked = self._config.cluster
+        processes.wait_until_serving(asked.wait_secs)
+        cluster = self._own_local().joined_by(processes)
+        try:
+            setup = self._set_up(cluster, before=self._setup)
+            inline = self._make_inline(cluster, setup)
+            file = next(iter(self._dataset.split("train").files), None)
+            if file is not None:
+                ranks = asked.group_size(cluster.num_workers) if asked.is_in_step else None
+                unit = unit_without_rows(str(self._dataset.absolute_path(file)), ranks)
+                cluster.run_everywhere(setup.train_unit, unit)
+        except BaseException:
+            cluster.leave()
+            raise
+        return Prepared(cluster, setup, inline)
+
+    def _change_cluster(self, change: ClusterChange) -> None:
+        """Goes on with another cluster; all that was trained is saved."""
         self._scalings.begin(change, self.ledger, last_unit_at=self._loop.last_unit_at)
-        self._own_cluster = self._cluster = cluster = cluster.replaced_by(change.processes)
-        self._setup = self._set_up(cluster)
-        self._scalings.restored(self.ledger)
-        self._effects.follow(self._setup.set_dense_rate)
+        cluster, setup, inline = change.prepared.result()
+        self._own_local().replaced_by(cluster)
+        self._own_cluster = self._cluster = cluster
+        self._setup, self._loop.scoring.inline = setup, inline
+        self._scalings.restored(resume(setup, self._config.seed))
+        self._effects.follow(setup.set_dense_rate)
         self._notices.follow(cluster)
         if self._scaling is not None:
             self._scaling.follow(cluster)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.evicted_directory import EvictedDirectory
 from embedps.checkpoint.format.ledger_state import check_ledger
+from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
 from embedps.cluster.replica_devices import make_mirrored_strategy
@@ -40,7 +41,7 @@ from embedps.engine.steps.step_logs import StepLogs
 from embedps.engine.steps.ways import ONE_PROCESS
 from embedps.engine.unit_functions import make_train_unit
 from embedps.engine.variable_names import name_optimizer
-from embedps.errors import UsageError
+from embedps.errors import CheckpointError, UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.eviction_config import EvictionConfig
 from embedps.run.preparation import check_watch
@@ -73,6 +74,7 @@ class TrainingSetup:
       writer: writes the checkpoints.
       train_unit: trains a unit on a worker.
       step_logs: the parameter servers' logs of applied steps.
+      evicted: writes the rows that are evicted; None if nobody keeps them.
       dense_rate: the variable of the network's learning rate; None if that is a schedule.
       set_dense_rate: sets the network's learning rate to a factor of the config's.
       examples_before: examples of the units that were done before this run.
@@ -89,6 +91,7 @@ class TrainingSetup:
     writer: CheckpointWriter
     train_unit: Any
     step_logs: StepLogs
+    evicted: EvictedRowsWriter | None
     dense_rate: tf.Variable | None
     set_dense_rate: Callable[[float], Any]
     examples_before: int
@@ -106,6 +109,7 @@ def set_up(
     *,
     run_id: int,
     dataset_fn: DatasetFunction | None = None,
+    before: TrainingSetup | None = None,
 ) -> TrainingSetup:
     """Makes the parts of a run and restores the last checkpoint of its model directory.
 
@@ -115,6 +119,8 @@ def set_up(
       keep: which checkpoints stay, besides those that the config asks for.
       run_id: tells this run's tables from those of other runs in this process.
       dataset_fn: what is read instead of the split.
+      before: of the same run on another cluster, which trains still: `resume` restores what it
+        saves last. The ledger is that one's.
 
     Raises:
       UsageError: the network cannot be trained, or the directory is of another dataset.
@@ -122,7 +128,7 @@ def set_up(
       CheckpointError: its last checkpoint cannot be read.
     """
     directory = CheckpointDirectory(config.model_dir)
-    last = directory.latest()
+    last = directory.latest() if before is None else None
     asked, steps = config.optimizer, config.cluster
     # First: it divides the CPU, if TensorFlow has not started yet.
     mirrored = make_mirrored_strategy(steps.replicas) if steps.mirrored else None
@@ -130,16 +136,20 @@ def set_up(
         raise UsageError(
             "inner_share is of a dataset's rows, which dataset_fn replaces: leave it out"
         )
-    rows = {"batch_rows": config.batch_size, "unit_rows": config.unit_rows}
-    divided = dataset if dataset_fn is None else dataset_fn.divide(dataset, **rows)
-    ledger = _make_ledger(divided, config, directory, counts_deaths=cluster.leads)
+    if before is None:
+        rows = {"batch_rows": config.batch_size, "unit_rows": config.unit_rows}
+        divided = dataset if dataset_fn is None else dataset_fn.divide(dataset, **rows)
+        ledger = _make_ledger(divided, config, directory, counts_deaths=cluster.leads)
+    else:
+        ledger = before.ledger
     if last is not None:
         check_ledger(last.ledger, directory.manifest_path(last.number))
         check_transforms(last, dataset.transforms_digest)  # first: it says the most
         visited = {"rows": int(last.progress.get("examples", 0)), "steps": last.step}
         ledger.restore({"visited": visited, **last.ledger})
-    cluster.check_same(0 if last is None else last.number)
-    tf.keras.utils.set_random_seed(config.seed)
+    if before is None:
+        cluster.check_same(0 if last is None else last.number)
+        tf.keras.utils.set_random_seed(config.seed)
     with cluster.scope():
         model = StepModel(recommender, dataset)
         network = model.model
@@ -165,8 +175,8 @@ def set_up(
                 "the model brings its own optimizer or schedule, which --rates-batch-size cannot "
                 "scale: leave it out"
             )
-        if last is not None:
-            reseed_generators(network, config.seed, last.step)
+        if last is not None or before is not None:
+            reseed_generators(network, config.seed, ledger.steps_done())
     tables = asked.declared(model.tables)
     if brings_schedule(tables) and (not asked.is_constant or model.has_row_schedule):
         raise UsageError(
@@ -177,7 +187,11 @@ def set_up(
         raise UsageError(
             "TimeToLive in event time needs the times of files, which dataset_fn has not: use steps"
         )
-    event_ages = EventAges(dataset, ledger, event_secs_of(tables), shuffle=config.shuffle)
+    event_ages = (
+        EventAges(dataset, ledger, event_secs_of(tables), shuffle=config.shuffle)
+        if before is None
+        else before.event_ages
+    )
     cluster.seed_steps(config.seed)
     collection = cluster.make_tables(
         tables,
@@ -206,6 +220,7 @@ def set_up(
         encoding=config.checkpoint.encoding(),
         evicted=evicted,
         must_be_finite=[name for name, variable in named.items() if id(variable) in trained],
+        is_successor=before is not None,
     )
     set_dense_rate = cluster.rate_setter(rate_scaler(optimizer))
     examples_before = ledger.rows_done()
@@ -223,7 +238,7 @@ def set_up(
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)
-    else:
+    elif before is None:
         with warm_start(
             config.warm_start,
             directory,
@@ -235,7 +250,7 @@ def set_up(
         ) as begun:
             writer.keep_vectors(begun.vectors)
         changes += begun.lines
-    if evicted is not None:
+    if evicted is not None and before is None:
         evicted.begin(0 if last is None else last.save_number)
     num_workers = cluster.num_workers if cluster.num_ps else 1
     step_logs = StepLogs(collection.container, most_stale=steps.staleness_bound(num_workers))
@@ -277,6 +292,7 @@ def set_up(
         writer=writer,
         train_unit=cluster.led("train", train_unit),
         step_logs=step_logs,
+        evicted=evicted,
         dense_rate=None if has_schedule(optimizer) else optimizer.learning_rate,
         set_dense_rate=set_dense_rate,
         examples_before=examples_before,
@@ -284,6 +300,27 @@ def set_up(
         event_ages=event_ages,
         changes=tuple(changes),
     )
+
+
+def resume(setup: TrainingSetup, seed: int) -> Manifest:
+    """Restores what a run has saved into what was made beside it; returns the checkpoint.
+
+    Args:
+      setup: made with `before`, which trains no more.
+      seed: of the run.
+
+    Raises:
+      CheckpointError: the last checkpoint cannot be read.
+    """
+    last = setup.directory.latest()
+    if last is None:
+        raise CheckpointError(f"{setup.directory.path} has no checkpoint to go on from")
+    reseed_generators(setup.model.model, seed, last.step)
+    setup.writer.restore(last)
+    if setup.evicted is not None:
+        setup.evicted.begin(last.save_number)
+    setup.event_ages.tell_again()
+    return last
 
 
 def _frozen_lines(tables: Sequence[TableSpec]) -> list[str]:

@@ -250,9 +250,12 @@ REGISTER_OP("EmbedpsTaskIndex")
     .Output("task: int64")
     .SetIsStateful()  // so that it is not computed where the function is made
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc("Returns the index of the task that runs this op.");
+    .Doc("Returns the index of the task that runs this op, in its cluster.");
 
 class TaskIndexOp : public OpKernel {
+  // Of a job of a cluster, as kernels/tasks.py has it.
+  static constexpr int64_t kMaxTasks = 1 << 20;
+
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
@@ -260,7 +263,7 @@ class TaskIndexOp : public OpKernel {
     OP_REQUIRES(context,
                 tensorflow::DeviceNameUtils::ParseFullName(context->device()->name(), &name),
                 absl::InternalError(absl::StrCat("cannot parse ", context->device()->name())));
-    OP_REQUIRES_OK(context, OutputScalar<int64_t>(context, 0, name.has_task ? name.task : 0));
+    OP_REQUIRES_OK(context, OutputScalar<int64_t>(context, 0, name.has_task ? name.task % kMaxTasks : 0));
   }
 };
 EMBEDPS_KERNEL(TaskIndex);

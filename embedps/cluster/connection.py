@@ -19,6 +19,7 @@ from tensorflow.python.eager import context
 from embedps.console import tf_logging
 from embedps.kernels.tasks import MAX_TASKS, device_of
 
+_FORGET_SECS = 5.0
 _telling = threading.Lock()
 
 
@@ -91,9 +92,18 @@ def tell(first: int, **places: Mapping[int, str]) -> None:
 
 
 def forget(first: int) -> None:
-    """Has TensorFlow know none of a cluster's tasks, at the latest once it is told of others."""
-    with contextlib.suppress(tf.errors.OpError):
-        tell(first, ps={}, worker={})
+    """Has TensorFlow know none of a cluster's tasks, at the latest once it is told of others.
+
+    Its wait for a task of another cluster that hangs has no end: whoever watches that one ends it.
+    """
+
+    def leave_out() -> None:
+        with contextlib.suppress(tf.errors.OpError):
+            tell(first, ps={}, worker={})
+
+    telling = threading.Thread(target=leave_out, name="forget", daemon=True)
+    telling.start()
+    telling.join(_FORGET_SECS)
 
 
 def _address_of(definition: tf.train.ServerDef) -> str:

@@ -166,6 +166,7 @@ class Trainer:
                 on_lost or self._note_loss,
                 recovered_from,
             )
+            self._has_files = dataset_fn is None
             self._set_up = partial(
                 set_up,
                 recommender,
@@ -272,10 +273,11 @@ class Trainer:
         try:
             setup = self._set_up(cluster, before=self._setup)
             inline = self._make_inline(cluster, setup)
-            file = next(iter(self._dataset.split("train").files), None)
-            if file is not None:
+            split = self._dataset.splits.get("train")
+            files = split.files if split is not None and self._has_files else ()
+            if files and not asked.in_groups:  # to enter a group is not without effect
                 ranks = asked.group_size(cluster.num_workers) if asked.is_in_step else None
-                unit = unit_without_rows(str(self._dataset.absolute_path(file)), ranks)
+                unit = unit_without_rows(str(self._dataset.absolute_path(files[0])), ranks)
                 cluster.run_everywhere(setup.train_unit, unit)
         except BaseException:
             cluster.leave()

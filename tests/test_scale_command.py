@@ -55,7 +55,7 @@ class ReplacedTasks(LocalTasks):
     """Is replaced by others, up to 8 of each job."""
 
     num_ps = 2
-    lost: ClusterError | None = None
+    why_lost: ClusterError | None = None
 
     def __init__(self, num_workers: int) -> None:
         super().__init__(num_workers)
@@ -187,7 +187,7 @@ def test_a_run_goes_on_as_it_is_if_the_other_cluster_is_lost_before(tmp_path: Pa
     ((_, _, processes),) = cluster.prepared
     processes.decided.set()
     until(lambda: requests.due is not None)
-    processes.cluster.lost = ClusterError("parameter server 2 ended by SIGKILL")
+    processes.cluster.why_lost = ClusterError("parameter server 2 ended by SIGKILL")
     assert requests.due is None
     assert requests.poll() == [
         "goes on as it is, without 3 parameter servers and 4 workers instead of 2 and 4: "

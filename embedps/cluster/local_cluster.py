@@ -164,7 +164,7 @@ class LocalCluster(CoordinatorCluster):
         return LocalCluster(**self._made_with, processes=processes)
 
     @property
-    def lost(self) -> ClusterError | None:
+    def why_lost(self) -> ClusterError | None:
         """Why the cluster cannot go on, if it cannot."""
         with self._loss_lock:
             return self._lost

@@ -63,7 +63,7 @@ class ClusterChange:
         """Why it cannot be done, if that is known."""
         if not self.prepared.done():
             return None
-        return self.prepared.exception() or self.prepared.result().cluster.lost
+        return self.prepared.exception() or self.prepared.result().cluster.why_lost
 
     def close(self) -> None:
         """Ends the other cluster's processes."""

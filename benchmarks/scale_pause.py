@@ -67,7 +67,7 @@ class _Client:
         """Gives the examples per second between two moments."""
         within = [each for each in self._seen if begin <= each[0] <= end]
         (first_at, first), (last_at, last) = within[0], within[-1]
-        return (last - first) / (last_at - first_at)
+        return float((last - first) / (last_at - first_at))
 
     def end(self) -> None:
         """Has it save and end."""
@@ -137,7 +137,7 @@ def layout(content: Content) -> list[Part]:
     changes = found["changes"]
 
     def median(key: str) -> float:
-        return statistics.median(each[key] for each in changes)
+        return float(statistics.median(each[key] for each in changes))
 
     pauses = [each["pause_secs"] for each in changes]
     p95, most = np.quantile(pauses, [0.95, 1.0])

@@ -182,9 +182,9 @@ class LocalCluster(CoordinatorCluster):
 
     def leave(self) -> None:
         """Ends the processes beside another cluster of this client, which goes on."""
+        self._members.close()
+        forget(self.processes.first)
         with tf_logging.native_stderr_dropped():  # of those that end
-            self._members.close()
-            forget(self.processes.first)
             super().close()
 
     def close(self) -> None:

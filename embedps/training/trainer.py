@@ -275,10 +275,13 @@ class Trainer:
             inline = self._make_inline(cluster, setup)
             split = self._dataset.splits.get("train")
             files = split.files if split is not None and self._has_files else ()
+            path = str(self._dataset.absolute_path(files[0])) if files else ""
+            ranks = asked.group_size(cluster.num_workers) if asked.is_in_step else None
+            unit = unit_without_rows(path, ranks)
             if files and not asked.in_groups:  # to enter a group is not without effect
-                ranks = asked.group_size(cluster.num_workers) if asked.is_in_step else None
-                unit = unit_without_rows(str(self._dataset.absolute_path(files[0])), ranks)
                 cluster.run_everywhere(setup.train_unit, unit)
+            else:
+                cluster.trace(setup.train_unit, unit)
         except BaseException:
             cluster.leave()
             raise

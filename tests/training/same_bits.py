@@ -20,7 +20,7 @@ OF_A_RUN = ("number", "secs", "lag_secs", "time")
 """What a score has that another run of the same bits has not."""
 
 
-def assert_same_checkpoint(first: Path, second: Path) -> None:
+def assert_same_checkpoint(first: Path, second: Path, *, num_scores: int = 2) -> None:
     """The same values and scores, to the bit."""
     assert_same_values(first, second)
     scores = [
@@ -28,7 +28,7 @@ def assert_same_checkpoint(first: Path, second: Path) -> None:
         for d in (first, second)
     ]
     assert scores[0] == scores[1]
-    assert len(scores[0]) == 2
+    assert len(scores[0]) == num_scores
 
 
 def assert_same_values(first: Path, second: Path) -> None:

@@ -15,7 +15,8 @@ from embedps.run.cluster_config import ClusterConfig
 from embedps.run.run_lock import RunLock
 from embedps.run.summary import read_json, write_json
 from embedps.scale import ScaleConfig, scale
-from embedps.training.scale_requests import Prepared, ScaleRequests
+from embedps.training.prepared_cluster import PreparedCluster
+from embedps.training.scale_requests import ScaleRequests
 from embedps.training.training_setup import TrainingSetup
 from tests.commands import until
 from tests.scheduling.scheduled_run import FakeCluster
@@ -72,11 +73,11 @@ class ReplacedTasks(LocalTasks):
         self.has_left = True
 
 
-def prepare(processes: Any) -> Prepared:
+def prepare(processes: Any) -> PreparedCluster:
     """Makes what a run needs on processes, once they serve."""
     processes.wait_until_serving(30)
     processes.cluster = ReplacedTasks(4)
-    return Prepared(processes.cluster, cast(TrainingSetup, None), None)
+    return PreparedCluster(processes.cluster, cast(TrainingSetup, None), None)
 
 
 def answered(requests: ScaleRequests, model_dir: Path, config: ScaleConfig) -> str:

@@ -12,32 +12,16 @@ import concurrent.futures
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.errors import ClusterError, UsageError
-from embedps.evaluation.inline import InlineEvaluation
 from embedps.run import scale_file
 from embedps.run.cluster_config import STALE_STEPS, ClusterConfig
 from embedps.storage.object_store import is_local
+from embedps.training.prepared_cluster import PreparedCluster
 from embedps.training.save_failures import in_background
-from embedps.training.training_setup import TrainingSetup
-
-
-class Prepared(NamedTuple):
-    """What is there for a change.
-
-    Attributes:
-      cluster: the other one.
-      setup: what is trained, on it, without what a checkpoint has.
-      inline: scores on it, if the run asks for that.
-    """
-
-    cluster: LocalCluster
-    setup: TrainingSetup
-    inline: InlineEvaluation | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +40,7 @@ class ClusterChange:
     servers: tuple[int, int]
     workers: tuple[int, int]
     processes: LocalProcesses
-    prepared: concurrent.futures.Future[Prepared]
+    prepared: concurrent.futures.Future[PreparedCluster]
 
     @property
     def problem(self) -> BaseException | None:
@@ -94,7 +78,7 @@ class ScaleRequests:
         cluster: Cluster,
         *,
         own: LocalCluster | None,
-        prepare: Callable[[LocalProcesses], Prepared],
+        prepare: Callable[[LocalProcesses], PreparedCluster],
     ) -> None:
         """Takes none yet; a request that is there already was to an earlier run.
 

@@ -21,7 +21,7 @@ from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_function import DatasetSource, as_dataset_function
 from embedps.engine.recommender import Recommender
-from embedps.engine.unit_functions import explain, unit_without_rows
+from embedps.engine.unit_functions import explain
 from embedps.errors import ClusterError, DatasetError, ServerLostError, TrainingError, UsageError
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.metrics import ClickScores
@@ -49,17 +49,18 @@ from embedps.training.checkpoint_writer import CheckpointWriter
 from embedps.training.file_watch import FileWatch
 from embedps.training.fit_result import FitResult
 from embedps.training.lost_progress import LostProgress
+from embedps.training.prepared_cluster import PreparedCluster, prepare
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import SavedCheckpoint
 from embedps.training.run_metrics import METRICS
 from embedps.training.run_scoring import RunScoring
-from embedps.training.scale_requests import ClusterChange, Prepared, ScaleRequests
+from embedps.training.scale_requests import ClusterChange, ScaleRequests
 from embedps.training.scaling_record import ScalingRecord
 from embedps.training.server_recovery import ServerRecovery
 from embedps.training.stop_notices import StopNotices
 from embedps.training.trainer_arguments import check_config, check_kinds
 from embedps.training.training_loop import LoopParts, TrainingLoop
-from embedps.training.training_setup import TrainingSetup, resume, set_up
+from embedps.training.training_setup import resume, set_up
 
 __all__ = ["Trainer", "TrainingError"]
 
@@ -166,7 +167,7 @@ class Trainer:
                 on_lost or self._note_loss,
                 recovered_from,
             )
-            self._has_files = dataset_fn is None
+            self._reads_files = dataset_fn is None
             self._set_up = partial(
                 set_up,
                 recommender,
@@ -235,7 +236,9 @@ class Trainer:
             own=self._own_cluster if isinstance(self._own_cluster, LocalCluster) else None,
             prepare=self._prepare_change,
         )
-        self._scoring.inline = self._make_inline(self._cluster, setup)
+        self._scoring.inline = InlineEvaluation.of_run(
+            self._config, setup.model, setup.collection, dataset, self._cluster
+        )
         self._loop = TrainingLoop(
             self._config,
             self._make_parts(),
@@ -254,38 +257,22 @@ class Trainer:
         servers = ServerRecovery(self._config, cluster, setup, self._effects)
         return LoopParts(cluster, setup, self._make_watch(), servers)
 
-    def _make_inline(self, cluster: Cluster, setup: TrainingSetup) -> InlineEvaluation | None:
-        return InlineEvaluation.of_run(
-            self._config, setup.model, setup.collection, self._dataset, cluster
-        )
-
     def _own_local(self) -> LocalCluster:
         cluster = self._own_cluster
         if not isinstance(cluster, LocalCluster):
             raise TypeError(f"only a local cluster can be replaced but this is a {type(cluster)}")
         return cluster
 
-    def _prepare_change(self, processes: LocalProcesses) -> Prepared:
+    def _prepare_change(self, processes: LocalProcesses) -> PreparedCluster:
         """Makes on another cluster, while this one trains, what it needs to go on."""
-        asked = self._config.cluster
-        processes.wait_until_serving(asked.wait_secs)
-        cluster = self._own_local().joined_by(processes)
-        try:
-            setup = self._set_up(cluster, before=self._setup)
-            inline = self._make_inline(cluster, setup)
-            split = self._dataset.splits.get("train")
-            files = split.files if split is not None and self._has_files else ()
-            path = str(self._dataset.absolute_path(files[0])) if files else ""
-            ranks = asked.group_size(cluster.num_workers) if asked.is_in_step else None
-            unit = unit_without_rows(path, ranks)
-            if files and not asked.in_groups:  # to enter a group is not without effect
-                cluster.run_everywhere(setup.train_unit, unit)
-            else:
-                cluster.trace(setup.train_unit, unit)
-        except BaseException:
-            cluster.leave()
-            raise
-        return Prepared(cluster, setup, inline)
+        return prepare(
+            self._own_local(),
+            processes,
+            partial(self._set_up, before=self._setup),
+            self._config,
+            self._dataset,
+            reads_files=self._reads_files,
+        )
 
     def _change_cluster(self, change: ClusterChange) -> None:
         """Goes on with another cluster; all that was trained is saved."""

@@ -7,6 +7,7 @@
 
 #include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/outgoing_rows.h"
+#include "embedps/kernels/store/row_reader.h"
 #include "embedps/kernels/store/row_updater.h"
 #include "embedps/kernels/store/sort_ids.h"
 #include "embedps/kernels/store/stripe.h"
@@ -159,6 +160,13 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   if (insert) lookup_counts_.Add(batch);
   const StripeOrder order(batch, salts_, parallel);
+  if (!insert && tier_ == nullptr) {
+    order.ForEachBlock(parallel, 100 + config_.dim,
+                       [&](const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+                         ReadBlock(batch, first, last, embeddings);
+                       });
+    return Status::Ok();
+  }
   NewVectors vectors;
   if (insert) EMBEDPS_RETURN_IF_ERROR(ComputeNew(batch, order, shown, &vectors));
   const int dim = config_.dim;

@@ -323,6 +323,9 @@ class RowStore {
   }
   Status LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
                 const ParallelFor& parallel, float* embeddings);
+  // Reads a block of rows that are all in memory, without making any: see row_reader.cc.
+  void ReadBlock(const IdsByTable& batch, const StripeOrder::Entry* first,
+                 const StripeOrder::Entry* last, float* embeddings) const NO_THREAD_SAFETY_ANALYSIS;
   void MakeCounters();
   void MakeTier();
   // Gives a row that goes to the files of such.

@@ -170,6 +170,45 @@ TEST(ParallelStepsEqualSerialOnes) {
   EXPECT_TRUE(BaseOf(&serial) == BaseOf(&parallel));
 }
 
+// A row that a training lookup finds is read by itself.
+TEST(ReadsOfManyStripesEqualReadsOfEachRow) {
+  constexpr int kDim = 3, kTables = 5;
+  for (const bool compact : {false, true}) {
+    RowStoreConfig config = MakeConfig(kDim, kTables);
+    config.compact = compact;
+    config.tables[2].initializer.low = 9;
+    config.tables[2].absent_reads_initial = true;
+    RowStore store(config);
+    std::mt19937_64 random(7);
+    for (const int per_table : {0, 1, 6, 7, 13, 600}) {
+      Batch batch{{}, {}, {}, {}, {}}, single = batch;
+      std::vector<float> expected;
+      batch.splits.assign(1, 0);
+      for (int t = 0; t < kTables; ++t) {
+        for (int i = 0; i < per_table; ++i) {
+          batch.ids.push_back(static_cast<int64_t>(random()));
+          single.ids.assign(1, batch.ids.back());
+          for (int k = 0; k <= kTables; ++k) single.splits[k] = k > t;
+          std::vector<float> row(kDim, t == 2 ? 9.0f : 0.0f);
+          if (i % 3 != 1) {
+            Lookup(&store, single);
+            Update(&store, single, static_cast<float>(i), -1, 1);
+            row = Lookup(&store, single);
+          }
+          expected.insert(expected.end(), row.begin(), row.end());
+        }
+        batch.splits.push_back(static_cast<int32_t>(batch.ids.size()));
+      }
+      for (const bool threads : {false, true}) {
+        std::vector<float> rows(expected.size());
+        const ParallelFor parallel = threads ? ParallelFor(ThreadsFor) : ParallelFor(SerialFor);
+        EXPECT_OK(store.Lookup(batch.view(), false, parallel, rows.data()));
+        EXPECT_EQ(rows, expected);
+      }
+    }
+  }
+}
+
 TEST(RowsUpdatedOftenAreListedOnce) {
   RowStore store(MakeConfig(2, 1));
   const Batch batch{Range(0, 500)};

@@ -148,11 +148,12 @@ class Stripe {
     return kNone;
   }
 
+  template <bool kWrites = true>
   [[gnu::always_inline]] void PrefetchRow(uint32_t probably) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (probably == kNone) return;
     const char* row = reinterpret_cast<const char*>(Row(probably));
-    for (size_t byte = 0; byte < row_bytes(); byte += 64) __builtin_prefetch(row + byte, 1);
-    __builtin_prefetch(row + row_bytes() - 1, 1);  // a row may end in one more cache line
+    for (size_t byte = 0; byte < row_bytes(); byte += 64) __builtin_prefetch(row + byte, kWrites);
+    __builtin_prefetch(row + row_bytes() - 1, kWrites);  // it may end in one more cache line
   }
 
   // Find, with the result of PrefetchChunk.

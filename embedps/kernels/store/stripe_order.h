@@ -26,6 +26,8 @@ struct IdsByTable {
 // The ids of a batch, grouped by stripe.
 class StripeOrder {
  public:
+  static constexpr int kBlock = 32;
+
   struct Entry {
     uint64_t hash;      // Stripe::HashOf
     uint64_t row_hash;  // RowHash
@@ -53,6 +55,17 @@ class StripeOrder {
         while (last < n && entries_[last].bin == entries_[begin].bin) ++last;
         visit(entries_[begin].bin, &entries_[begin], &entries_[begin] + (last - begin));
         begin = last;
+      }
+    });
+  }
+
+  // Calls visit(first entry, end of entries) in parallel for blocks of at most kBlock entries, of
+  // whatever stripes. The entry at the end is as in ForEachBin.
+  template <typename Visit>
+  void ForEachBlock(const ParallelFor& parallel, int64_t cost, const Visit& visit) const {
+    parallel(num_ids_, cost, [&](int64_t begin, int64_t end) {
+      for (; begin < end; begin += kBlock) {
+        visit(&entries_[begin], &entries_[std::min(begin + kBlock, end)]);
       }
     });
   }

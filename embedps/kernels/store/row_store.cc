@@ -160,7 +160,11 @@ Status RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* sh
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   if (insert) lookup_counts_.Add(batch);
   const StripeOrder order(batch, salts_, parallel);
-  if (!insert && tier_ == nullptr) {
+  // A new row at a limit may displace one of another stripe, if nobody holds that stripe's lock: a
+  // block of reads would hold many.
+  const bool displaces = std::any_of(evictions_.begin(), evictions_.end(),
+                                     [](const auto& each) { return each->displaces(); });
+  if (!insert && tier_ == nullptr && !displaces) {
     order.ForEachBlock(parallel, 100 + config_.dim,
                        [&](const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
                          ReadBlock(batch, first, last, embeddings);

@@ -54,7 +54,7 @@ class Config(TableOptions):
     history_table: str = option(
         "own",
         "own: the history's items have rows of their own; item: it reads the items' rows, so that "
-        "items of few users learn from those beside them",
+        "items of few users learn from those beside them, and its map begins as the identity",
         choices=("own", "item"),
     )
     row_stddev: float | None = option(

@@ -49,7 +49,13 @@ class TwoTower(tfrs.Model):
         self.item_tower = _Tower(config.tower_mlp, dim, dropout=config.dropout)
         self._from_history = None
         if config.history is not None:
-            self._from_history = tf.keras.layers.Dense(dim, use_bias=False)
+            # Of the items' own rows, a query begins in the items' space, so that items of the same
+            # users approach each other from the first step. A random start would have to be
+            # learned away, for which users of few items have too few steps.
+            first = "identity" if config.history_table == "item" else "glorot_uniform"
+            self._from_history = tf.keras.layers.Dense(
+                dim, use_bias=False, kernel_initializer=first
+            )
         self._config, self._item, self.weight = config, config.item[0], ""
         self._catalog = tf.constant(corpus.ids)
         looked_up = {feature.name for feature in embeddings.features}

@@ -197,6 +197,28 @@ def test_keras_mode_draws_and_corrects_too(dataset: Dataset) -> None:
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
+@pytest.mark.parametrize(("table", "is_mean"), [("item", True), ("own", False)])
+def test_a_history_of_the_items_rows_begins_as_their_mean(
+    dataset: Dataset, table: str, is_mean: bool
+) -> None:
+    changes = {"history": "history", "history_table": table, "history_weight": 1.0}
+    model = two_tower.make(config(**changes), dataset).build()
+    model.compile(optimizer=tf.keras.optimizers.SGD(0.0))  # only rows move
+    batches = embedps.read(dataset, batch_size=128, targets=False)
+    model.fit(batches, epochs=1, verbose=0)
+    batch = next(iter(batches))
+    history = batch["history"]
+    rows = tf.RaggedTensor.from_row_splits(
+        model.encode_items({"item": history.values}), history.row_splits
+    )
+    means = tf.math.divide_no_nan(
+        tf.reduce_sum(rows, axis=1), tf.cast(history.row_lengths(), tf.float32)[:, None]
+    )
+    assert np.linalg.norm(means) > 0.1
+    queries = model(batch)["query"]
+    assert np.allclose(queries, means, atol=1e-5) == is_mean
+
+
 def test_hard_negatives_do_not_count_as_items_of_a_batch(dataset: Dataset) -> None:
     """Rates are shares of steps with the item in the batch, though hard negatives update rows."""
     model = two_tower.make(config(hard_negatives="seen"), dataset).build()

@@ -48,7 +48,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         # The rows of users of few items learn these by heart within a few epochs, but the items'
         # rows do not: the query is mostly the mean of these, which need to tell many items apart.
         "history_table": "item",
-        "history_weight": 0.9,
+        "history_weight": 0.8,
         "embedding_dim": 512,
         "epochs": 6,
         "row_stddev": 0.005,
@@ -56,7 +56,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "sparse_learning_rate": 1.6,
         "schedule": "linear",
         "normalize": True,
-        "temperature": 0.09,
+        "temperature": 0.12,
         "num_negatives": 1000,
         "batch_size": 1024,
         "unit_rows": 8192,

@@ -48,6 +48,8 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
         say(given.preset_line)
     check_task(run.config)
     dataset = open_dataset(run.config)
+    if idle := given.without_effect(dataset):
+        say(idle)
     cluster = begin_cluster(run.config)
     recommender = run.recommender(dataset)
     model_dir = prepare_directory(run.config)

@@ -80,10 +80,21 @@ def row_l2() -> Any:
     """Declares the option of the penalty of the ids' weights."""
     return option(
         0.0,
-        "L2 penalty of the ids' weights, as numeric_l2 is of the numbers': rare ids stay near 0",
+        "L2 penalty of the ids' rows: half of this times the sum of their squares, beside the sum "
+        "of the losses of all training rows: rare ids stay near 0",
         least=0,
         most=1e30,
     )
+
+
+def check_row_l2(strength: float, sparse_optimizer: str) -> None:
+    """Checks that the rows' optimizer can have the penalty.
+
+    Raises:
+      UsageError: it cannot.
+    """
+    if strength and sparse_optimizer == "ftrl":
+        raise UsageError("row_l2 must be 0 with ftrl: choose another sparse_optimizer")
 
 
 def numeric_standard() -> Any:
@@ -106,7 +117,7 @@ def crosses() -> Any:
     return option(
         (),
         "combinations of columns of single ids, and of numbers in bins of a width, each with a "
-        "table of its own, such as user+item,site+price/0.5",
+        "table of its own, such as user+item,site+price/0.5; or a number's bins alone: price/0.5",
         metavar="NAME+NAME,…",
     )
 
@@ -115,18 +126,18 @@ def crossed_columns(config: Any, dataset: Dataset) -> dict[str, tuple["str | Bin
     """Gives the columns of each of a config's `cross`, by the feature's name.
 
     Raises:
-      UsageError: a combination has less than two columns, or one that the dataset lacks or that
+      UsageError: a combination is of one column of ids, or of one that the dataset lacks or that
         has lists, or is there already.
     """
     found: dict[str, tuple[str | Bins, ...]] = {}
     for text in getattr(config, "cross", ()):
         columns = tuple(name.strip() for name in text.split("+"))
-        if len(set(columns)) < max(2, len(columns)):
+        bins = {name: made for name in columns if (made := _bins(dataset, name)) is not None}
+        if len(set(columns)) < max(1 if bins else 2, len(columns)):
             raise UsageError(
                 f"cross must name two or more columns with + between them, each once, such as "
                 f"user+item, but got {text!r}"
             )
-        bins = {name: made for name in columns if (made := _bins(dataset, name)) is not None}
         find_columns("cross", dataset, [name for name in columns if name not in bins], ragged=False)
         name = "_x_".join(columns).replace("/", "_by_")
         if name in found or any(column.name == name for column in dataset.categorical):
@@ -295,18 +306,28 @@ def declare(
     )
 
 
-def check_categorical(model: str, dataset: Dataset) -> None:
+def check_categorical(model: str, dataset: Dataset, cross: Sequence[str] | None = None) -> None:
     """Checks that there is a table to train.
 
+    Args:
+      model: for messages.
+      cross: the features that the model makes of others; None if it can make none.
+
     Raises:
-      UsageError: the dataset has no categorical column.
+      UsageError: the dataset has no categorical column, and there is no such feature.
     """
-    if not dataset.categorical:
-        raise UsageError(
-            f"{model} must have a categorical column, ragged or not, but the dataset "
-            f"{dataset.directory} has none beside {len(dataset.numeric)} numeric ones: declare one "
-            "in its schema and make the dataset again"
-        )
+    if dataset.categorical or cross:
+        return
+    bins = (
+        f", or give bins of numbers: --cross {dataset.numeric[0].name}/0.5"
+        if (cross is not None and dataset.numeric)
+        else ""
+    )
+    raise UsageError(
+        f"{model} must have a categorical column, ragged or not, but the dataset "
+        f"{dataset.directory} has none beside {len(dataset.numeric)} numeric ones: declare one "
+        f"in its schema and make the dataset again{bins}"
+    )
 
 
 def find_columns(
@@ -405,7 +426,8 @@ def _recommender(
     build: Callable[[], Any],
     labels: Sequence[str],
 ) -> Recommender:
-    check_categorical(model, dataset)
+    made = crossed_columns(config, dataset)
+    check_categorical(model, dataset, tuple(made) if hasattr(config, "cross") else None)
     if not labels or not dataset.label:
         raise UsageError(
             f"{model} must have a label, but the dataset {dataset.directory} has none: declare one "
@@ -416,7 +438,7 @@ def _recommender(
     weights = dict.fromkeys(name for name in own if name)
     wire_dtype = config.resolved_wire_dtype if isinstance(config, NetworkConfig) else "float32"
     return Recommender(
-        build=weighed(build, dataset, crossed_columns(config, dataset)),
+        build=weighed(build, dataset, made),
         columns=(*labels, *names, *weights),
         missing_id=dataset.missing_id,
         wire_dtype=wire_dtype,

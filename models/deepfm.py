@@ -11,6 +11,7 @@ from embedps.engine.recommender import Recommender
 
 from ._columns import (
     NetworkConfig,
+    check_row_l2,
     click_recommender,
     crossed_columns,
     crosses,
@@ -18,7 +19,10 @@ from ._columns import (
     dropout,
     make_numerics,
     numeric_bins,
+    numeric_standard,
     numeric_waves,
+    penalty_per_row,
+    row_l2,
     small,
     widths,
 )
@@ -34,7 +38,13 @@ class Config(NetworkConfig):
     dropout: float = dropout()
     numeric_bins: int = numeric_bins()
     numeric_waves: int = numeric_waves()
+    numeric_standard: bool = numeric_standard()
+    row_l2: float = row_l2()
     cross: tuple[str, ...] = crosses()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_row_l2(self.row_l2, self.sparse_optimizer)
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -54,6 +64,7 @@ def make_added(name: str, config: Config, dataset: Dataset, *, pairwise: bool) -
         crosses=crossed_columns(config, dataset),
         embedding_dim=1 + config.embedding_dim,
         initializer=small(),
+        lazy_decay=penalty_per_row(dataset, config.row_l2),
     )
 
     def build() -> Any:
@@ -68,7 +79,12 @@ def make_added(name: str, config: Config, dataset: Dataset, *, pairwise: bool) -
             pairwise=pairwise,
             dropout=config.dropout,
             compute_dtype=config.compute_dtype,
-            numerics=make_numerics(dataset, config.numeric_bins, config.numeric_waves),
+            numerics=make_numerics(
+                dataset,
+                config.numeric_bins,
+                config.numeric_waves,
+                standard=config.numeric_standard,
+            ),
         )
 
     return click_recommender(name, config, dataset, build)

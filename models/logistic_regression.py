@@ -10,13 +10,13 @@ from typing import Any
 from embedps.config_fields import check, option
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
-from embedps.errors import UsageError
 from embedps.tables import Initializer
 from embedps.tables.optimizers import BY_KIND
 from embedps.tables.table_options import PolicyOptions, TableOptions
 
 from ._columns import (
     base_rate_logit,
+    check_row_l2,
     click_recommender,
     crossed_columns,
     crosses,
@@ -56,8 +56,7 @@ class Config(PolicyOptions):
     def __post_init__(self) -> None:
         check(self)
         self.tables()
-        if self.row_l2 and self.sparse_optimizer == "ftrl":
-            raise UsageError("row_l2 must be 0 with ftrl: choose another sparse_optimizer")
+        check_row_l2(self.row_l2, self.sparse_optimizer)
 
     def tables(self) -> TableOptions:
         """Makes the options of tables of single weights, without the penalty of these."""

@@ -402,29 +402,6 @@ def test_dataset_of_50_rows_with_constant_columns_is_tuned_on(
     assert read_json(tmp_path / "m" / "summary.json")["units"]["done"] == 2
 
 
-def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> None:
-    assert clicks.numeric
-    bare = dataclasses.replace(clicks, numeric=())
-    found = first_candidates(bare, ("logistic_regression", "wide_deep"))
-    linear = [c for c in found if c.model == "logistic_regression"]
-    of_numbers = {"numeric_bins", "numeric_l2", "numeric_waves", "numeric_standard"}
-    assert not any(of_numbers & set(c.options) for c in found)
-    assert not any("dense_learning_rate" in c.options for c in linear)
-    assert linear[0].options == {}
-    assert linear[1].options == {"sparse_learning_rate": 3.0, "row_l2": 20.0}
-    assert linear[2].options == {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
-    around = neighbors(tuning.with_epochs(linear[0], 4), {"data": "D", "model_dir": "M"}, bare)
-    assert around
-    assert not any({*of_numbers, "dense_learning_rate"} & set(c.options) for c in around)
-    with_numbers = tuning.with_epochs(first_candidates(clicks, MODELS)[0], 4)
-    changed = neighbors(with_numbers, {"data": "D", "model_dir": "M"}, clicks)
-    penalized = [c for c in changed if "row_l2" in c.options]
-    assert [c.options["row_l2"] for c in penalized] == [20.0]
-    doubled = neighbors(penalized[0], {"data": "D", "model_dir": "M"}, clicks)
-    assert {c.options["row_l2"] for c in doubled} == {10.0, 20.0, 40.0}
-    assert any(c.options.get("numeric_l2") == 30 for c in changed)
-
-
 def test_search_of_the_command_reaches_neighbors(
     clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,43 +416,6 @@ def test_search_of_the_command_reaches_neighbors(
     assert (candidate.model, candidate.options["epochs"]) == ("deepfm", 6)
     run = tuning.final_run(candidate, trained[0]._settings, clicks)
     assert run.config.model_dir == str(tmp_path / "m")
-
-
-@pytest.mark.parametrize("metric", ["inner_loss", "inner_auc"])
-def test_simplest_model_is_picked_unless_others_are_told_from_it(metric: str) -> None:
-    sign = 1 if metric == "inner_loss" else -1
-    base, rng = rng_scores(), np.random.default_rng(3)
-    for lack in (-0.2, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0):
-        for _ in range(20):
-            mine = base + sign * (0.1 * lack + rng.normal(0, 0.1, 5))
-            simple = Candidate(model="logistic_regression", options={"epochs": 20})
-            best = Candidate(model="dcn_v2", options={"epochs": 4})
-            pairs = [
-                (best, tuning.Tried(scores=base.tolist())),
-                (simple, tuning.Tried(scores=mine.tolist())),
-            ]
-            lacks = sign * (mine - base)
-            is_told = lacks.mean() > np.std(lacks, ddof=1) / np.sqrt(5)
-            for order in (pairs, pairs[::-1]):
-                assert tuning.pick(order, metric, 5)[0] == (best if is_told else simple)
-            # Of one share nothing is known of the noise: the better one, whatever it is.
-            first = simple if lacks[0] < 0 else best
-            assert tuning.pick(pairs, metric, 1)[0] == first
-
-
-def rng_scores() -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.random.default_rng(0).uniform(0.5, 0.7, 5)
-
-
-def test_of_one_model_the_best_mean_is_picked() -> None:
-    pairs = [
-        (
-            Candidate(model="fm", options={"epochs": epochs}),
-            tuning.Tried(scores=[0.4 + 0.001 * epochs, 0.5 - 0.002 * epochs]),
-        )
-        for epochs in (1, 2, 3)
-    ]
-    assert tuning.pick(pairs, "inner_loss", 2)[0].options["epochs"] == 3
 
 
 @pytest.mark.parametrize(
@@ -552,10 +492,3 @@ def test_unknown_score_is_refused_with_those_that_there_are(
         capsys.readouterr().err
     )
     assert CheckpointDirectory(tmp_path).latest() is None
-
-
-def test_flags_of_yes_and_no_train_the_same_candidate(clicks: Dataset) -> None:
-    for value in (True, False):
-        found = Candidate(model="logistic_regression", options={"numeric_standard": value})
-        assert found.flags().endswith(" --numeric-standard" if value else " --no-numeric-standard")
-        assert Candidate.of_key(found.key) == found

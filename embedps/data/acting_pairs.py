@@ -50,22 +50,41 @@ def acting_pairs(dataset: Dataset, most: int) -> tuple[tuple[str, str], ...]:
     if not dataset.label or num < 2 or "train" not in dataset.splits:
         return ()
     rows = min(_MAX_ROWS, _MAX_CELLS // math.comb(num, 2))
-    names, parts, left = [dataset.label, *single, *numbers], [], rows
+    columns = _first_rows(dataset, [dataset.label, *single, *numbers], rows)
+    if not columns:
+        return ()
+    labels = columns.pop(dataset.label).astype(np.float64)
+    columns |= dict(_binned(name, columns.pop(name)) for name in numbers)
+    known = ~np.isnan(labels)
+    return rank_pairs(labels[known], {n: v[known] for n, v in columns.items()}, most)
+
+
+def binned_numbers(dataset: Dataset) -> tuple[str, ...]:
+    """Names the numbers, each with the width of its bins, as pairs of them have it.
+
+    Raises:
+      DatasetError: a file cannot be read.
+    """
+    numbers = [column.name for column in dataset.numeric]
+    columns = _first_rows(dataset, numbers, _MAX_ROWS) if "train" in dataset.splits else {}
+    named = (_binned(name, values)[0] for name, values in columns.items())
+    return tuple(name for name in named if name not in numbers)
+
+
+def _first_rows(dataset: Dataset, names: list[str], most: int) -> dict[str, npt.NDArray[Any]]:
+    """Reads columns of the first training rows; none if there are no rows."""
+    parts, left = [], most
     for batch in _batches(dataset, names):
         parts.append(batch.slice(0, left))
         left -= parts[-1].num_rows
         if not left:
             break
     if not parts:
-        return ()
-    columns = {
+        return {}
+    return {
         name: np.concatenate([part[name].to_numpy(zero_copy_only=False) for part in parts])
         for name in names
     }
-    labels = columns.pop(dataset.label).astype(np.float64)
-    columns |= dict(_binned(name, columns.pop(name)) for name in numbers)
-    known = ~np.isnan(labels)
-    return rank_pairs(labels[known], {n: v[known] for n, v in columns.items()}, most)
 
 
 def _binned(name: str, numbers: npt.NDArray[Any]) -> tuple[str, npt.NDArray[np.int64]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from embedps.config_fields import options_of, values_of
 from embedps.console.flags import flag_name
-from embedps.data.acting_pairs import acting_pairs
+from embedps.data.acting_pairs import acting_pairs, binned_numbers
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import DataFile
 from embedps.run.config import TrainConfig
@@ -143,7 +143,7 @@ def base_options(dataset: Dataset) -> dict[str, Any]:
     values = {k: v for k, v in PRESETS["small"].items() if k not in (*WATCHING, "keep_best")}
     if dataset.split("train").rows >= FEW_ROWS:
         values |= {"batch_size": 1024, "unit_rows": 32768, "epochs": 8}
-    return values
+    return values | ({"cross": bins} if (bins := _bins(dataset)) else {})
 
 
 def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]:
@@ -211,7 +211,8 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
         yield {"numeric_l2": 0.0 if now.get("numeric_l2") else 30.0}
         yield {"numeric_waves": 0 if now.get("numeric_waves", 0) else 8}
     if crosses := _crosses(dataset):
-        yield {"cross": () if now.get("cross") else crosses}
+        without = _bins(dataset)
+        yield {"cross": crosses if tuple(now.get("cross", ())) == without else without}
     if now.get("row_l2"):
         yield {"row_l2": _round(now["row_l2"] * 2)}
         yield {"row_l2": _round(now["row_l2"] / 2)}
@@ -232,14 +233,27 @@ def _made(model: str, options: Mapping[str, Any], dataset: Dataset) -> Candidate
 
 
 def _crosses(dataset: Dataset) -> tuple[str, ...]:
-    """Names pairs of columns that act together on the label."""
-    return _crosses_of(dataset.directory, dataset.split("train").files)
+    """Names pairs of columns that act together on the label, and `_bins` before them."""
+    pairs = _crosses_of(dataset.directory, dataset.split("train").files)
+    return (*_bins(dataset), *pairs) if pairs else ()
 
 
 @functools.lru_cache(maxsize=4)
 def _crosses_of(directory: Path, files: tuple[DataFile, ...]) -> tuple[str, ...]:
     pairs = acting_pairs(Dataset.open(directory), _MAX_CROSSES)
     return tuple("+".join(pair) for pair in pairs)
+
+
+def _bins(dataset: Dataset) -> tuple[str, ...]:
+    """Names bins of all numbers where there are no ids, as a model needs a table."""
+    if dataset.categorical or not dataset.numeric:
+        return ()
+    return _bins_of(dataset.directory, dataset.split("train").files)
+
+
+@functools.lru_cache(maxsize=4)
+def _bins_of(directory: Path, files: tuple[DataFile, ...]) -> tuple[str, ...]:
+    return binned_numbers(Dataset.open(directory))
 
 
 def _round(rate: float) -> float:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from embedps.config_fields import options_of, sections_of
 from embedps.console import command_line, flags
+from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
@@ -16,6 +17,8 @@ from embedps.run.presets import PRESETS, preset_line, preset_values
 from embedps.run.run_config import RunConfig
 
 C = TypeVar("C")
+
+_OF_NUMBERS = ("numeric_bins", "numeric_waves", "numeric_standard", "numeric_l2")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class RunFlags:
         self._model = flags.read_known(_Model, arguments, prog).model
         self._module = find_model(self._model)
         self._defaults = dict(defaults or {})
+        self._of_numbers: list[str] = []
         self.parser = command_line.BriefParser(prog=prog, description=description)
         flags.add_file_flag(self.parser)
         self.parser.add_argument(
@@ -93,12 +97,20 @@ class RunFlags:
         given = self._given = self.parser.parse_args(self._arguments)
         file = flags.read_file(given.config, *self._configs)
         told = file | {name: value for name, value in vars(given).items() if value is not None}
+        self._of_numbers = [name for name in _OF_NUMBERS if told.get(name)]
         kinds = TrainConfig, self._module.Config
         preset = preset_values(given.preset, self._model, told, *kinds)
         self._values = self._defaults | preset | file
         config = dataclasses.replace(self.make(TrainConfig), model=self._model)
         self.preset_line = preset_line(given.preset, config) if given.preset else ""
         return RunConfig(config=config, model_config=self.make(self._module.Config))
+
+    def without_effect(self, dataset: Dataset) -> str:
+        """Says in one line which of the flags that were given say nothing of a dataset."""
+        if dataset.numeric or not self._of_numbers:
+            return ""
+        names = ", ".join(map(flags.flag_name, self._of_numbers))
+        return f"{names}: no effect, as {dataset.directory} has no numbers"
 
     def make(self, config: type[C]) -> C:
         """Makes a config that was added, of what `read` found."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from embedps.data.dataset_metadata import NumericFeature
 from embedps.errors import UsageError
 from embedps.run.presets import PRESETS
 from embedps.run.run_flags import RunFlags
 from embedps.train import parse
+from tests.builders import make_listed
 
 MODELS = [
     "dlrm",
@@ -69,6 +72,23 @@ def test_a_preset_says_in_one_line_what_it_chose(flags: list[str], wanted: str) 
     assert wanted in read.preset_line
     assert "batches of 64, at most 20 epochs" in read.preset_line
     assert "\n" not in read.preset_line
+
+
+def test_a_line_tells_what_of_numbers_was_asked_of_data_without() -> None:
+    bare = make_listed()
+    numbers = {"schema": {**bare.schema, "x": "float"}, "numeric": (NumericFeature(name="x"),)}
+    with_numbers = dataclasses.replace(bare, **numbers)
+    model = [*REQUIRED, "--model=logistic_regression", "--preset=small"]
+    for asked, wanted in (
+        ([], ""),
+        (["--numeric-standard", "--numeric-bins=0"], "--numeric-standard: no effect, as "),
+        (["--numeric-l2=3", "--numeric-bins=4"], "--numeric-bins, --numeric-l2: no effect, as "),
+    ):
+        read = RunFlags([*model, *asked], "train", "")
+        read.read()
+        assert read.without_effect(bare).startswith(wanted)
+        assert bool(read.without_effect(bare)) == bool(wanted)
+        assert read.without_effect(with_numbers) == ""
 
 
 def test_flags_and_files_win_over_a_preset(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""What `embedps tune` tries: candidates, their neighbors, and which of those tried is picked."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import embedps
+from embedps.data.dataset import Dataset
+from embedps.run.candidates import MODELS, Candidate, base_options, first_candidates, neighbors
+from embedps.training import tuning
+
+
+def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> None:
+    assert clicks.numeric
+    bare = dataclasses.replace(clicks, numeric=())
+    found = first_candidates(bare, ("logistic_regression", "wide_deep"))
+    linear = [c for c in found if c.model == "logistic_regression"]
+    of_numbers = {"numeric_bins", "numeric_l2", "numeric_waves", "numeric_standard"}
+    assert not any(of_numbers & set(c.options) for c in found)
+    assert not any("dense_learning_rate" in c.options for c in linear)
+    assert linear[0].options == {}
+    assert linear[1].options == {"sparse_learning_rate": 3.0, "row_l2": 20.0}
+    assert linear[2].options == {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
+    around = neighbors(tuning.with_epochs(linear[0], 4), {"data": "D", "model_dir": "M"}, bare)
+    assert around
+    assert not any({*of_numbers, "dense_learning_rate"} & set(c.options) for c in around)
+    with_numbers = tuning.with_epochs(first_candidates(clicks, MODELS)[0], 4)
+    changed = neighbors(with_numbers, {"data": "D", "model_dir": "M"}, clicks)
+    penalized = [c for c in changed if "row_l2" in c.options]
+    assert [c.options["row_l2"] for c in penalized] == [20.0]
+    doubled = neighbors(penalized[0], {"data": "D", "model_dir": "M"}, clicks)
+    assert {c.options["row_l2"] for c in doubled} == {10.0, 20.0, 40.0}
+    assert any(c.options.get("numeric_l2") == 30 for c in changed)
+
+
+def test_flags_of_yes_and_no_train_the_same_candidate(clicks: Dataset) -> None:
+    for value in (True, False):
+        found = Candidate(model="logistic_regression", options={"numeric_standard": value})
+        assert found.flags().endswith(" --numeric-standard" if value else " --no-numeric-standard")
+        assert Candidate.of_key(found.key) == found
+
+
+@pytest.mark.parametrize("metric", ["inner_loss", "inner_auc"])
+def test_simplest_model_is_picked_unless_others_are_told_from_it(metric: str) -> None:
+    sign = 1 if metric == "inner_loss" else -1
+    base, rng = rng_scores(), np.random.default_rng(3)
+    for lack in (-0.2, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0):
+        for _ in range(20):
+            mine = base + sign * (0.1 * lack + rng.normal(0, 0.1, 5))
+            simple = Candidate(model="logistic_regression", options={"epochs": 20})
+            best = Candidate(model="dcn_v2", options={"epochs": 4})
+            pairs = [
+                (best, tuning.Tried(scores=base.tolist())),
+                (simple, tuning.Tried(scores=mine.tolist())),
+            ]
+            lacks = sign * (mine - base)
+            is_told = lacks.mean() > np.std(lacks, ddof=1) / np.sqrt(5)
+            for order in (pairs, pairs[::-1]):
+                assert tuning.pick(order, metric, 5)[0] == (best if is_told else simple)
+            # Of one share nothing is known of the noise: the better one, whatever it is.
+            first = simple if lacks[0] < 0 else best
+            assert tuning.pick(pairs, metric, 1)[0] == first
+
+
+def rng_scores() -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.random.default_rng(0).uniform(0.5, 0.7, 5)
+
+
+def test_of_one_model_the_best_mean_is_picked() -> None:
+    pairs = [
+        (
+            Candidate(model="fm", options={"epochs": epochs}),
+            tuning.Tried(scores=[0.4 + 0.001 * epochs, 0.5 - 0.002 * epochs]),
+        )
+        for epochs in (1, 2, 3)
+    ]
+    assert tuning.pick(pairs, "inner_loss", 2)[0].options["epochs"] == 3
+
+
+def test_numbers_alone_have_tables_of_their_bins(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    x, y, same = rng.normal(0, 1, 4000), rng.exponential(3, 4000), np.ones(4000)
+    logit = np.where(x > 0, 1, -1) * np.where(y > 2, 2, -2)
+    click = (rng.random(4000) < 1 / (1 + np.exp(-logit))).astype(np.int64)
+    x[::9] = np.nan
+    table = {"x": pa.array(x, from_pandas=True), "y": y, "same": same, "click": click}
+    schema = {
+        "format": "parquet",
+        "column": [
+            {"name": "click", "as": "label"},
+            {"names": ["x", "y", "same"], "as": "numeric", "type": "float"},
+        ],
+    }
+    dataset = embedps.Dataset.from_arrow(
+        pa.table(table), tmp_path / "set", schema, eval_fraction=0.2, num_shards=1
+    )
+    base = {**base_options(dataset), "data": str(dataset.directory), "epochs": 2, "seed": 0}
+    bins = base["cross"]
+    assert [name.partition("/")[0] for name in bins] == ["x", "y"]
+    found = first_candidates(dataset, MODELS)
+    crossed = next(c for c in found if "cross" in c.options)
+    assert crossed.options["cross"][:2] == bins
+    assert set(crossed.options["cross"][2:]) == {"+".join(bins)}
+    assert {c.options.get("cross", bins) for c in found} == {bins, crossed.options["cross"]}
+    for candidate in (found[0], crossed):
+        around = neighbors(tuning.with_epochs(candidate, 2), {**base, "model_dir": "M"}, dataset)
+        changed = {each.options.get("cross", bins) for each in around}
+        assert changed == {bins, crossed.options["cross"]}
+    aucs = {}
+    for candidate in (found[0], crossed, Candidate(model="deepfm", options={"cross": bins})):
+        model_dir = str(tmp_path / f"{len(aucs)}")
+        run = candidate.run({**base, "model_dir": model_dir, "eval": "inline"})
+        trained = embedps.Trainer(run.recommender(dataset), dataset, run.config).fit()
+        aucs[candidate.key] = trained.scores[-1].get("auc")
+    assert aucs[crossed.key] > 0.8 > 0.6 > aucs[found[0].key]

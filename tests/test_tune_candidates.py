@@ -25,7 +25,7 @@ def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> 
     assert not any(of_numbers & set(c.options) for c in found)
     assert not any("dense_learning_rate" in c.options for c in linear)
     assert linear[0].options == {}
-    assert linear[1].options == {"sparse_learning_rate": 3.0, "row_l2": 20.0}
+    assert linear[1].options == {"sparse_learning_rate": 3.0, "row_l2": 20.0, "epochs": 20}
     assert linear[2].options == {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
     around = neighbors(tuning.with_epochs(linear[0], 4), {"data": "D", "model_dir": "M"}, bare)
     assert around

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from embedps.data.arrow_errors import naming
 from embedps.data.dataset import Dataset
+from embedps.data.number_bins import MAX_ROWS, copied, first_rows, in_bins
 
-_MAX_ROWS = 200_000
 _MAX_CELLS = 80_000_000  # rows by pairs: some ten seconds
-_BATCH_ROWS = 1 << 16
-_NUM_BINS = 8
-"""Of a number, from its 5th to its 95th percentile: the cells of two have many rows each."""
 _SWEEPS = 8
 _LEAST_DEVIATIONS = 4.0
 """Of chance, that a pair must be above it: of hundreds of pairs, few reach it so."""
@@ -31,7 +25,7 @@ _LEAST_DEVIATIONS = 4.0
 def acting_pairs(dataset: Dataset, most: int) -> tuple[tuple[str, str], ...]:
     """Finds pairs of columns of single ids that act together, beyond what each does alone.
 
-    It reads the first _MAX_ROWS training rows, and fewer of very many columns.
+    It reads the first MAX_ROWS training rows, and fewer of very many columns.
 
     Args:
       dataset: whose first label is binary.
@@ -49,59 +43,16 @@ def acting_pairs(dataset: Dataset, most: int) -> tuple[tuple[str, str], ...]:
     num = len(single) + len(numbers)
     if not dataset.label or num < 2 or "train" not in dataset.splits:
         return ()
-    rows = min(_MAX_ROWS, _MAX_CELLS // math.comb(num, 2))
-    columns = _first_rows(dataset, [dataset.label, *single, *numbers], rows)
+    rows = min(MAX_ROWS, _MAX_CELLS // math.comb(num, 2))
+    columns = first_rows(dataset, [dataset.label, *single, *numbers], rows)
     if not columns:
         return ()
     labels = columns.pop(dataset.label).astype(np.float64)
-    columns |= dict(_binned(name, columns.pop(name)) for name in numbers)
+    of_numbers = {name: columns.pop(name) for name in numbers}
+    copies = copied(of_numbers)
+    columns |= dict(in_bins(name, of_numbers[name]) for name in numbers if name not in copies)
     known = ~np.isnan(labels)
     return rank_pairs(labels[known], {n: v[known] for n, v in columns.items()}, most)
-
-
-def binned_numbers(dataset: Dataset) -> tuple[str, ...]:
-    """Names the numbers, each with the width of its bins, as pairs of them have it.
-
-    Raises:
-      DatasetError: a file cannot be read.
-    """
-    numbers = [column.name for column in dataset.numeric]
-    columns = _first_rows(dataset, numbers, _MAX_ROWS) if "train" in dataset.splits else {}
-    named = (_binned(name, values)[0] for name, values in columns.items())
-    return tuple(name for name in named if name not in numbers)
-
-
-def _first_rows(dataset: Dataset, names: list[str], most: int) -> dict[str, npt.NDArray[Any]]:
-    """Reads columns of the first training rows; none if there are no rows."""
-    parts, left = [], most
-    for batch in _batches(dataset, names):
-        parts.append(batch.slice(0, left))
-        left -= parts[-1].num_rows
-        if not left:
-            break
-    if not parts:
-        return {}
-    return {
-        name: np.concatenate([part[name].to_numpy(zero_copy_only=False) for part in parts])
-        for name in names
-    }
-
-
-def _binned(name: str, numbers: npt.NDArray[Any]) -> tuple[str, npt.NDArray[np.int64]]:
-    """Gives a number's name with a width, and its bins; a number that hardly differs has one."""
-    known = numbers[np.isfinite(numbers)]
-    low, high = np.quantile(known, (0.05, 0.95)) if len(known) else (0.0, 0.0)
-    width = float(f"{(high - low) / _NUM_BINS:.2g}")
-    if not 1e-30 < width < 1e30:
-        return name, np.zeros(len(numbers), np.int64)
-    bins = np.clip(np.floor(numbers.astype(np.float64) / width), -(2.0**31), 2.0**31)
-    return f"{name}/{width:g}", np.where(np.isnan(numbers), 1 << 40, bins).astype(np.int64)
-
-
-def _batches(dataset: Dataset, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    for path in dataset.paths("train"):
-        with naming(path), pq.ParquetFile(path) as file:
-            yield from file.iter_batches(_BATCH_ROWS, columns=columns)
 
 
 def rank_pairs(
@@ -121,6 +72,7 @@ def rank_pairs(
     if not len(labels) or labels.min() == labels.max() or labels.min() < 0 or labels.max() > 1:
         return ()
     codes = {name: np.unique(ids, return_inverse=True)[1] for name, ids in columns.items()}
+    codes = _apart(codes)
     sizes = {name: int(code.max()) + 1 for name, code in codes.items()}
     chances = _additive(labels, codes)
     left, variance = labels - chances, chances * (1 - chances)
@@ -133,6 +85,19 @@ def rank_pairs(
             found.append(((total - free) / np.sqrt(2 * free), (a, b)))
     found = sorted((each for each in found if each[0] > _LEAST_DEVIATIONS), reverse=True)
     return tuple(pair for _, pair in found[:most])
+
+
+def _apart(codes: dict[str, npt.NDArray[np.int64]]) -> dict[str, npt.NDArray[np.int64]]:
+    """Leaves out columns that divide the rows as one before them does: their pairs would too."""
+    found: dict[str, npt.NDArray[np.int64]] = {}
+    firsts = set()
+    for name, code in codes.items():
+        _, first, divided = np.unique(code, return_index=True, return_inverse=True)
+        key = first[divided].tobytes()  # of each row, the first one of its part
+        if key not in firsts:
+            firsts.add(key)
+            found[name] = code
+    return found
 
 
 def _additive(

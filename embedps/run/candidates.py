@@ -15,9 +15,10 @@ from typing import Any
 
 from embedps.config_fields import options_of, values_of
 from embedps.console.flags import flag_name
-from embedps.data.acting_pairs import acting_pairs, binned_numbers
+from embedps.data.acting_pairs import acting_pairs
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import DataFile
+from embedps.data.number_bins import binned_numbers, code_numbers
 from embedps.run.config import TrainConfig
 from embedps.run.model_module import find_model
 from embedps.run.presets import OF_MODELS, PRESETS, WATCHING
@@ -41,23 +42,30 @@ _RIDGE = {
     **_SHRUNK,
     "numeric_bins": 0,
     "numeric_standard": True,
+    "epochs": None,
 }
-"""L2 of all weights, which no number of steps stands for: rare ids and frequent ones follow it."""
+"""L2 of all weights, which no number of steps stands for: rare ids and frequent ones follow it.
+
+Its large steps swing until the rates fall, so no epoch before the last tells that it overfits.
+"""
 _WIDE = {"deep_mlp": (256, 128), "top_mlp": (256, 128), "bottom_mlp": (256, 64)}
 _NARROW = {name: PRESETS["small"][name] for name in _WIDE}
 _FREER = {"sparse_learning_rate": 3.0, "numeric_bins": 48, "dense_learning_rate": 0.01}
 _FREEST = {"sparse_learning_rate": 10.0, "numeric_bins": 48, "dense_learning_rate": 0.03}
 """For labels that follow from what a row shows: SGD of few steps shrinks weights as L2 does."""
+_PAIRS, _CODES = "pairs", "codes"
 _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", {}),
     ("logistic_regression", {**_DECAYED, "row_weight_decay": 0.006, **_SHRUNK}),
     ("logistic_regression", _RIDGE),
     ("logistic_regression", _DECAYED),
-    ("logistic_regression", {**_FREER, "cross": None}),
-    ("logistic_regression", {**_FREEST, "cross": None}),
+    ("logistic_regression", {**_FREER, "cross": _PAIRS}),
+    ("logistic_regression", {**_FREEST, "cross": _PAIRS}),
+    ("logistic_regression", {**_FREER, "cross": _CODES}),
     ("wide_deep", {}),
-    ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3, "cross": None}),
-    ("wide_deep", {"cross": None}),
+    ("wide_deep", {"cross": _CODES}),
+    ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3, "cross": _PAIRS}),
+    ("wide_deep", {"cross": _PAIRS}),
     ("dcn_v2", {**_ADAGRAD, **_WIDE, "dropout": 0.1, "embedding_dim": 16}),
     ("deepfm", {**_ADAGRAD, "embedding_dim": 16}),
     ("dcn_v2", {**_ADAGRAD, "dropout": 0.3}),
@@ -66,14 +74,17 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("dlrm", {**_ADAGRAD, "sparse_learning_rate": 0.02}),
     ("fm", {}),
     ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
-    ("logistic_regression", {"cross": None}),
+    ("logistic_regression", {"cross": _PAIRS}),
     ("logistic_regression", _SHRUNK),
     ("dcn_v2", {}),
     ("wide_deep", {"min_count": 5, "sparse_learning_rate": 0.3}),
     ("wide_deep", {"embedding_dim": 4, "dense_learning_rate": 0.003}),
     ("fm", {**_ADAGRAD, "embedding_dim": 16}),
 )
-"""What is tried first; `cross` None stands for the pairs of columns that act together."""
+"""What is tried first; epochs of None are the base's, without a watch.
+
+_PAIRS are those of columns that act together; _CODES are numbers as ids.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,7 +154,7 @@ def base_options(dataset: Dataset) -> dict[str, Any]:
     values = {k: v for k, v in PRESETS["small"].items() if k not in (*WATCHING, "keep_best")}
     if dataset.split("train").rows >= FEW_ROWS:
         values |= {"batch_size": 1024, "unit_rows": 32768, "epochs": 8}
-    return values | ({"cross": bins} if (bins := _bins(dataset)) else {})
+    return values | ({} if dataset.categorical else {"cross": _columns(dataset).alone})
 
 
 def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]:
@@ -153,13 +164,15 @@ def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]
       dataset: its columns tell which there are.
       models: those to try.
     """
-    crosses = _crosses(dataset)
+    columns, epochs = _columns(dataset), base_options(dataset)["epochs"]
     found = []
     for model, options in _LISTED:
         if model not in models or (_is_of_numbers(options) and not dataset.numeric):
             continue
         chosen = {k: v for k, v in options.items() if k != "cross"}
-        chosen |= {"cross": crosses} if "cross" in options and crosses else {}
+        cross = columns.of(options["cross"]) if "cross" in options else columns.alone
+        chosen |= {"cross": cross} if cross != columns.alone else {}
+        chosen |= {"epochs": epochs} if "epochs" in options else {}
         found.append(_made(model, chosen, dataset))
     return list({candidate.key: candidate for candidate in found}.values())
 
@@ -197,7 +210,16 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
     yield {"sparse_learning_rate": _round(sparse * 3)}
     yield {"epochs": epochs + max(1, epochs // 2)}
     yield {"epochs": max(1, epochs * 2 // 3)}
+    if now.get("row_l2"):
+        yield {"row_l2": _round(now["row_l2"] * 2)}
+        yield {"row_l2": _round(now["row_l2"] / 2)}
+    else:
+        yield {"row_l2": 20.0}
     yield {"dense_learning_rate": _round(dense * 3)}
+    columns, cross = _columns(dataset), tuple(now.get("cross", ()))
+    for kinds in ((), (_PAIRS,), (_CODES,), (_CODES, _PAIRS)):
+        if (other := columns.of(*kinds)) != cross:
+            yield {"cross": other}
     yield _NARROW if is_wide else _WIDE
     yield {"dropout": 0.2 if now.get("dropout", 0) >= 0.4 else 0.5}
     yield {"embedding_dim": 2 * now.get("embedding_dim", 8)}
@@ -210,14 +232,6 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
         yield {"numeric_bins": bins, "numeric_standard": False}
         yield {"numeric_l2": 0.0 if now.get("numeric_l2") else 30.0}
         yield {"numeric_waves": 0 if now.get("numeric_waves", 0) else 8}
-    if crosses := _crosses(dataset):
-        without = _bins(dataset)
-        yield {"cross": crosses if tuple(now.get("cross", ())) == without else without}
-    if now.get("row_l2"):
-        yield {"row_l2": _round(now["row_l2"] * 2)}
-        yield {"row_l2": _round(now["row_l2"] / 2)}
-    else:
-        yield {"row_l2": 20.0}
     yield {"row_weight_decay": 0.0 if now.get("row_weight_decay") else 0.01}
 
 
@@ -232,28 +246,39 @@ def _made(model: str, options: Mapping[str, Any], dataset: Dataset) -> Candidate
     return Candidate(model=model, options={}).with_known(used)
 
 
-def _crosses(dataset: Dataset) -> tuple[str, ...]:
-    """Names pairs of columns that act together on the label, and `_bins` before them."""
-    pairs = _crosses_of(dataset.directory, dataset.split("train").files)
-    return (*_bins(dataset), *pairs) if pairs else ()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """What a model may make of a dataset's columns, as `cross` has it.
+
+    Attributes:
+      alone: what every model has: bins of all numbers where there are no ids, as it needs a table.
+      pairs: of columns that act together on the label.
+      codes: numbers of few values, which may be ids.
+    """
+
+    alone: tuple[str, ...]
+    pairs: tuple[str, ...]
+    codes: tuple[str, ...]
+
+    def of(self, *kinds: str) -> tuple[str, ...]:
+        """Gives what a model has with these kinds."""
+        codes = self.codes if _CODES in kinds else ()
+        return tuple(dict.fromkeys((*self.alone, *codes, *(self.pairs if _PAIRS in kinds else ()))))
+
+
+def _columns(dataset: Dataset) -> _Columns:
+    is_of_numbers = not dataset.categorical
+    return _columns_of(dataset.directory, dataset.split("train").files, is_of_numbers)
 
 
 @functools.lru_cache(maxsize=4)
-def _crosses_of(directory: Path, files: tuple[DataFile, ...]) -> tuple[str, ...]:
-    pairs = acting_pairs(Dataset.open(directory), _MAX_CROSSES)
-    return tuple("+".join(pair) for pair in pairs)
-
-
-def _bins(dataset: Dataset) -> tuple[str, ...]:
-    """Names bins of all numbers where there are no ids, as a model needs a table."""
-    if dataset.categorical or not dataset.numeric:
-        return ()
-    return _bins_of(dataset.directory, dataset.split("train").files)
-
-
-@functools.lru_cache(maxsize=4)
-def _bins_of(directory: Path, files: tuple[DataFile, ...]) -> tuple[str, ...]:
-    return binned_numbers(Dataset.open(directory))
+def _columns_of(directory: Path, files: tuple[DataFile, ...], is_of_numbers: bool) -> _Columns:
+    dataset = Dataset.open(directory)
+    return _Columns(
+        alone=binned_numbers(dataset) if is_of_numbers else (),
+        pairs=tuple("+".join(pair) for pair in acting_pairs(dataset, _MAX_CROSSES)),
+        codes=code_numbers(dataset),
+    )
 
 
 def _round(rate: float) -> float:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import tensorflow as tf
 
 import embedps
 from embedps.data import acting_pairs as acting_pairs_module
+from embedps.data import number_bins
 from embedps.data.acting_pairs import acting_pairs, rank_pairs
 from embedps.models import logistic_regression
 from embedps.models._columns import crossed_columns
@@ -109,7 +111,51 @@ def test_dataset_gives_pairs_of_single_ids_of_rows_with_a_label(
     table = pa.table({"click": pa.array(labels, from_pandas=True), **columns, "list": rows})
     dataset = embedps.Dataset.from_arrow(table, tmp_path / "set", schema, eval_fraction=0)
     assert acting_pairs(dataset, 2)[0] == ("a", "b")
-    monkeypatch.setattr(acting_pairs_module, "_BATCH_ROWS", 1000)
+    monkeypatch.setattr(number_bins, "_BATCH_ROWS", 1000)
     assert acting_pairs(dataset, 2)[0] == ("a", "b")
     monkeypatch.setattr(acting_pairs_module, "_MAX_CELLS", 6 * 150)  # of 4 columns
     assert acting_pairs(dataset, 2) == ()  # too few rows to tell
+
+
+def test_copies_of_a_column_do_not_crowd_pairs_out(tmp_path: Path) -> None:
+    labels, columns = make_rows(0, strength=0.8)
+    renamed = {"a2": columns["a"] * 3 + 1, "b2": np.unique(columns["b"], return_inverse=True)[1]}
+    assert rank_pairs(labels, {**columns, **renamed}, 9) == rank_pairs(labels, columns, 9)
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(0, 2, 8000), rng.exponential(1, 8000)
+    click = (rng.random(8000) < np.where((x > 0) == (y > 1), 0.8, 0.2)).astype(np.int64)
+    x[::50] = np.nan
+    numbers = {
+        "x": x,
+        "tenths": np.round(10 * x),
+        "y": y,
+        "minus": 5 - y,
+        "code": rng.poisson(4, 8000),
+    }
+    table = {n: pa.array(v, pa.float32(), from_pandas=True) for n, v in numbers.items()}
+    schema = {
+        "format": "parquet",
+        "column": [
+            {"name": "click", "as": "label"},
+            {"names": [*numbers], "as": "numeric", "type": "float"},
+        ],
+    }
+    dataset = embedps.Dataset.from_arrow(
+        pa.table({**table, "click": click}), tmp_path, schema, eval_fraction=0, num_shards=1
+    )
+    assert len(acting_pairs(dataset, 9)) == 1
+    assert [name.partition("/")[0] for name in number_bins.binned_numbers(dataset)] == [
+        "x",
+        "y",
+        "code",
+    ]
+    (code,) = number_bins.code_numbers(dataset)
+    made = crossed_columns(logistic_regression.Config(cross=(code,)), dataset)
+    (bins,) = made["code_by_" + code.partition("/")[2]]
+    features = {"numerics": tf.constant(np.stack(list(numbers.values()), 1), tf.float32)}
+    ids = bins.ids(features).numpy()
+    assert (
+        len(np.unique(ids))
+        == len(np.unique(numbers["code"]))
+        == len({*zip(ids, numbers["code"], strict=True)})
+    )

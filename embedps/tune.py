@@ -33,7 +33,8 @@ from embedps.scheduling.division import LedgerOptions, rows_digest, split_into_r
 from embedps.storage.object_store import as_path, is_local
 
 if TYPE_CHECKING:  # it imports TensorFlow
-    from embedps.training.tuning import Search, Settings
+    from embedps.training.tuning import Search
+    from embedps.training.tuning_record import Settings
 
 _SHARE = 0.2
 _FEW_ROWS, _FOLDS_OF_FEW, _FOLDS = 20_000, 5, 3
@@ -108,7 +109,8 @@ def tune(config: TuneConfig) -> None:
             f"--model-dir {model_dir} has checkpoints of another run: name a new directory"
         )
     # TensorFlow takes seconds to import; wrong flags and datasets are reported before that.
-    from embedps.training.tuning import Search, Settings
+    from embedps.training.tuning import Search
+    from embedps.training.tuning_record import Settings
 
     settings = Settings(
         model_dir=model_dir,

@@ -14,6 +14,7 @@ import embedps
 from embedps.data.dataset import Dataset
 from embedps.run.candidates import MODELS, Candidate, base_options, first_candidates, neighbors
 from embedps.training import tuning
+from embedps.training.tuning_record import Tried
 
 
 def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> None:
@@ -56,8 +57,8 @@ def test_simplest_model_is_picked_unless_others_are_told_from_it(metric: str) ->
             simple = Candidate(model="logistic_regression", options={"epochs": 20})
             best = Candidate(model="dcn_v2", options={"epochs": 4})
             pairs = [
-                (best, tuning.Tried(scores=base.tolist())),
-                (simple, tuning.Tried(scores=mine.tolist())),
+                (best, Tried(scores=base.tolist())),
+                (simple, Tried(scores=mine.tolist())),
             ]
             lacks = sign * (mine - base)
             is_told = lacks.mean() > np.std(lacks, ddof=1) / np.sqrt(5)
@@ -76,7 +77,7 @@ def test_of_one_model_the_best_mean_is_picked() -> None:
     pairs = [
         (
             Candidate(model="fm", options={"epochs": epochs}),
-            tuning.Tried(scores=[0.4 + 0.001 * epochs, 0.5 - 0.002 * epochs]),
+            Tried(scores=[0.4 + 0.001 * epochs, 0.5 - 0.002 * epochs]),
         )
         for epochs in (1, 2, 3)
     ]

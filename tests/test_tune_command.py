@@ -9,34 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 import embedps
 from embedps import tune
-from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import values_of
 from embedps.console import command_line
-from embedps.data.dataset import Dataset, describe_file
+from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import (
-    CategoricalFeature,
     InputSummary,
-    NumericFeature,
-    Split,
 )
 from embedps.errors import TrainingError, UsageError
 from embedps.run.candidates import MODELS, Candidate, base_options, first_candidates, neighbors
 from embedps.run.run_config import read_run
-from embedps.run.summary import read_evaluations, read_json, write_json
+from embedps.run.summary import read_evaluations, read_json
 from embedps.scheduling.division import LedgerOptions
 from embedps.train import parse
-from embedps.training import tuning
+from embedps.training import tuning, tuning_record
 from embedps.training.fit_result import Scores
 from embedps.training.mixed_rows import write_mixed
-from embedps.training.tuning import Search, Settings
+from embedps.training.tuning import Search
+from embedps.training.tuning_record import Settings
 from tests.builders import read_split, write_dataset
+from tests.tuning_helpers import only_tries, refused
 
 Score = Callable[[Candidate, int], float | None]
 
@@ -62,7 +58,7 @@ class Scored:
         monkeypatch.setattr(Search, "_score", scored)
         # Nothing dies here but what a test raises: no file has to reach the disk.
         monkeypatch.setattr(
-            tuning, "write_json", lambda path, content: path.write_text(json.dumps(content))
+            tuning_record, "write_json", lambda path, content: path.write_text(json.dumps(content))
         )
 
 
@@ -101,14 +97,16 @@ def test_search_goes_to_what_scores_best(
     first = first_candidates(clicks, MODELS)
     plain = [c for c in first if c.model == "logistic_regression" and "cross" not in c.options][:3]
     assert sum("numeric_l2" in c.options for c in plain) == 2
-    runs = []
-    for candidate in plain:  # on all shares, as nothing is to be told from chance
+    runs = [(candidate.key, 0) for candidate in plain]
+    for candidate in sorted(plain, key=lambda c: distance(c, 0)):
+        # On all shares, as nothing is to be told from chance.
         of_its_own = "epochs" in candidate.options
         settled = candidate if of_its_own else tuning.with_epochs(candidate, 4)
-        runs += [] if of_its_own else [(candidate.key, 0)]
-        runs += [(settled.key, fold) for fold in range(3)]
+        runs += [(settled.key, fold) for fold in range(int(of_its_own), 3)]
     assert scored.asked[: len(runs)] == runs
     assert len(runs) == 11
+    others = [(c.key, 0) for c in first if c not in plain]
+    assert scored.asked[len(runs) : len(runs) + len(others)] == others
     asked = [key for key, _ in scored.asked]
     places = [asked.index(c.key) for c in first]
     assert places == sorted(places)
@@ -244,8 +242,8 @@ def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
     search = search_in(tmp_path, clicks, secs=105)
     search.run()
     search.choose()
-    # Two logistic regressions, whose epochs are found on the first share; 10 s remain.
-    assert [fold for _, fold in scored.asked] == [0, 0, 1, 2, 0, 0, 1, 2, 0]
+    # The plain regressions, of which the best goes on with its epochs; then others; 10 s remain.
+    assert [fold for _, fold in scored.asked] == [0, 0, 0, 0, 1, 2, 0, 0, 0]
     assert search.record.secs == 90
     assert search.chosen.options["epochs"] == 4
     assert "the time was over" in search.reason()
@@ -254,6 +252,30 @@ def test_search_ends_with_its_time_and_keeps_some_for_the_final_model(
     longer.run()
     longer.choose()
     assert 270 <= longer.record.secs <= 290
+
+
+@pytest.mark.parametrize("runs", [2, 4, 5, 8, 13, 17, 21])
+def test_what_time_decides_is_decided_again_after_an_interruption(
+    runs: int, clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored, _ = of_ten_secs(monkeypatch, distance)
+    search_in(tmp_path / "whole", clicks, secs=270).run()
+    whole = scored.asked.copy()
+    left = iter(range(runs))
+    begin = Search._has_time
+
+    def has_time(search: Search, candidate: Candidate) -> bool:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return begin(search, candidate)
+
+    scored.asked.clear()
+    monkeypatch.setattr(Search, "_has_time", has_time)
+    with pytest.raises(KeyboardInterrupt):
+        search_in(tmp_path / "parts", clicks, secs=270).run()
+    monkeypatch.setattr(Search, "_has_time", begin)
+    search_in(tmp_path / "parts", clicks, secs=270).run()
+    assert scored.asked == whole
 
 
 def test_what_has_no_score_of_a_share_is_not_chosen_over_what_has(
@@ -283,14 +305,6 @@ def test_run_of_all_epochs_is_a_share_of_its_candidate(
     search.choose()
     assert scored.asked == [(plain[0].key, fold) for fold in range(3)]
     assert search.chosen.options["epochs"] == 4
-
-
-def only_tries(monkeypatch: pytest.MonkeyPatch, *candidates: Candidate) -> None:
-    """Has a search try these, for two epochs, and no neighbors."""
-    monkeypatch.setattr(tune, "first_candidates", lambda *_: list(candidates))
-    monkeypatch.setattr(tuning, "neighbors", lambda *_: [])
-    quick = {"batch_size": 64, "epochs": 2}
-    monkeypatch.setattr(tune, "base_options", lambda data: {**base_options(data), **quick})
 
 
 def test_tuned_model_is_the_one_that_its_line_trains(
@@ -363,49 +377,6 @@ def test_candidates_are_scored_on_mixed_rows_if_the_eval_split_is_of_single_ones
     assert len(result.scores) == 2  # of each epoch, as nothing else is asked for
 
 
-def write_rows(directory: Path, *, label: Any) -> Dataset:
-    """A dataset of rows in this order; a number and a column of ids are constant."""
-    rng, rows = np.random.default_rng(0), len(label)
-    columns: dict[str, np.ndarray[Any, Any]] = {
-        "label": np.asarray(label, np.float32),
-        "x": rng.normal(np.asarray(label), 1).astype(np.float32),
-        "same": np.ones(rows, np.float32),
-        "id": rng.integers(0, 3, rows),
-        "one": np.zeros(rows, np.int64),
-    }
-    fields = [pa.field(n, pa.from_numpy_dtype(v.dtype), nullable=False) for n, v in columns.items()]
-    path = directory / "train" / "shard-00000-of-00001.parquet"
-    path.parent.mkdir(parents=True)
-    pq.write_table(pa.table(columns, schema=pa.schema(fields)), path)
-    file = describe_file(directory, path)
-    Dataset(
-        directory=directory,
-        numeric=tuple(NumericFeature(name=n) for n in ("x", "same")),
-        categorical=tuple(
-            CategoricalFeature(name=n, cardinality=c) for n, c in (("id", 3), ("one", 1))
-        ),
-        schema={field.name: str(field.type) for field in fields},
-        splits={"train": Split(rows=rows, positives=int(np.sum(label)), files=(file,))},
-    ).save()
-    return Dataset.open(directory)
-
-
-def test_dataset_of_50_rows_with_constant_columns_is_tuned_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = write_rows(tmp_path / "set", label=np.arange(50) % 3 == 0)
-    known = first_candidates(dataset, MODELS)
-    assert not any("cross" in each.options for each in known)  # one id has no pairs
-    monkeypatch.setattr(tune, "_FOLDS_OF_FEW", 2)
-    only_tries(monkeypatch, known[0])
-    flags = [f"--data={dataset.directory}", f"--model-dir={tmp_path / 'm'}", "--metric=auprc"]
-    assert command_line.run(tune.main, flags) == 0
-    record = read_json(tmp_path / "m" / tune.FILE_NAME)
-    (scores,) = (t["scores"] for t in record["tried"].values() if len(t["scores"]) == 2)
-    assert all(0 < score <= 1 for score in scores)
-    assert read_json(tmp_path / "m" / "summary.json")["units"]["done"] == 2
-
-
 def test_search_of_the_command_reaches_neighbors(
     clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,52 +418,3 @@ def test_all_epochs_suit_a_run_whose_end_is_about_its_best(
     settled = Candidate(model="fm", options={}).run({**base, "stop_patience": 0})
     if is_whole:
         assert search._read(Scores.of(lines), settled, is_whole=True) == (losses[-1], 4)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
-    assert command_line.run(tune.main, [str(flag) for flag in flags]) == UsageError.exit_code
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
-
-
-def test_what_cannot_be_tuned_is_refused_in_one_line(
-    clicks: Dataset,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    data, where = f"--data={clicks.directory}", f"--model-dir={tmp_path / 'm'}"
-    assert "must be of logistic_regression" in refused(capsys, data, where, "--models=sasrec")
-    assert "needs --gauc COLUMN" in refused(capsys, data, where, "--metric=gauc")
-    assert "--watch" in refused(capsys, data, where, "--watch=D")
-    assert "minutes must be above 0" in refused(capsys, data, where, "--minutes=0")
-    assert "needs a local --model-dir" in refused(capsys, data, "--model-dir=s3://b/m")
-    few = write_dataset(tmp_path / "few", train=(12,), evaluation=(10,))
-    assert "is too small to tune on" in refused(capsys, f"--data={few.directory}", where)
-    late = write_rows(tmp_path / "late", label=np.arange(500) < 400)
-    error = refused(capsys, f"--data={late.directory}", where)
-    assert "one of 100 rows has 0 positives" in error
-    assert not (tmp_path / "m").exists()
-    (tmp_path / "m").mkdir()
-    for content, wanted in (
-        ({}, "is not what embedps tune writes"),
-        ({"format": "embedps.tuning", "rows": "x"}, "rows is"),
-    ):
-        write_json(tmp_path / "m" / tune.FILE_NAME, content)
-        assert wanted in refused(capsys, data, where)
-    cluster = {"cluster": {"chief": ["a:1"], "ps": ["b:1"]}, "task": {"type": "chief", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    assert "trains in one process" in refused(capsys, data, where)
-
-
-def test_unknown_score_is_refused_with_those_that_there_are(
-    clicks: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [f"--data={clicks.directory}", f"--model-dir={tmp_path}", "--metric=accuracy"]
-    flags += ["--models=logistic_regression"]
-    assert command_line.run(tune.main, flags) == UsageError.exit_code
-    assert "no score 'inner_accuracy' to go by: the model has inner_loss, inner_auc" in (
-        capsys.readouterr().err
-    )
-    assert CheckpointDirectory(tmp_path).latest() is None

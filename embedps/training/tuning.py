@@ -8,8 +8,9 @@ does what it would have done. MODEL_DIR/tuning.json has each run once it is done
    rates fall to 0 there. Else the best epoch tells how many do.
 2. With that number of epochs, it is scored on the other inner shares in turn, for as long as it is
    better than the best so far on the same shares.
-3. The plain logistic regressions come first, and are scored on all shares whatever comes: on one
-   share of few rows, models are told apart by chance.
+3. The plain logistic regressions come first, and are scored on all shares whatever comes, if that
+   is not much of the time: on one share of few rows, models are told apart by chance. Then each of
+   the first candidates is scored on the first share. The best of these go on to the others.
 4. After the first candidates come neighbors of the best, which differ in one way. In turn with them
    come those of the best of another model, if it is close on the first share: there models are told
    apart by chance. This goes on from the new best, until none is better.
@@ -23,14 +24,11 @@ import contextlib
 import dataclasses
 import io
 import itertools
-import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from statistics import mean, stdev
-from typing import Any
 
 import tensorflow as tf
 
@@ -38,12 +36,11 @@ from embedps.config_fields import MAX_COUNT
 from embedps.console.lines import say
 from embedps.data.dataset import Dataset
 from embedps.engine.unit_functions import explain
-from embedps.errors import CheckpointError, DatasetError, EmbedpsError, TrainingError, UsageError
+from embedps.errors import CheckpointError, DatasetError, TrainingError, UsageError
 from embedps.run.candidates import MODELS, Candidate, neighbors, of_model
 from embedps.run.evaluation_config import INNER
 from embedps.run.presets import PRESETS
 from embedps.run.run_config import RunConfig
-from embedps.run.summary import read_json, write_json
 from embedps.scheduling.division import LedgerOptions
 from embedps.score_names import is_worse, merit, no_score
 from embedps.training.callbacks import Callback, RunControl
@@ -51,10 +48,10 @@ from embedps.training.fit_result import Scores
 from embedps.training.mixed_rows import are_single, write_mixed
 from embedps.training.run_events import UnitEnd
 from embedps.training.trainer import Trainer
+from embedps.training.tuning_record import EndedByUserError, Record, Settings, Tried
 
 clock = time.monotonic
 """Gives the seconds that --minutes are of."""
-FILE_NAME = "tuning.json"
 _RUN_DIR, _ROWS_DIR = "tuning", "tuning-rows"
 _MOST_OF_TIME = 0.15
 """Of all minutes, that a run may take before it is stopped at its last score."""
@@ -62,121 +59,17 @@ _CLOSE = 0.02
 """Of a score, by which another model may be behind and have its neighbors tried."""
 _NUM_PLAIN = 3
 """How many logistic regressions without crosses are scored on all shares, whatever comes."""
-_FIRST_SHARE = 0.7
-"""Of the time, after which no more of the first candidates begin."""
+_PLAIN_SHARE, _BREADTH_SHARE, _FIRST_SHARE = 0.2, 0.5, 0.7
+"""Of the time, after which only the best of the plain regressions goes on whatever comes; after
+which no more of the first candidates begin; and after which only the best of them goes on."""
+_LEAST_MODELS = 5
+"""How many of the first candidates begin beside the plain regressions, whatever these took."""
 _AS_GOOD = 0.01
 """Share of its best score by which a run's end may be worse, and still all its epochs suit it."""
-_DEATHS = 2
 _WATCH = {name: PRESETS["small"][name] for name in ("stop_patience", "tolerance")}
 _AT_END = {"eval_epochs": MAX_COUNT}
 """Scores and checkpoints of each epoch would take half the time of a run of few rows."""
 _NOT_SHOWN = ("data", "model_dir", "log_secs")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a search depends on besides its candidates.
-
-    Attributes:
-      model_dir: where tuning.json is.
-      base: options of all runs.
-      folds: how many inner shares are held out in turn.
-      share: of the rows, each of them.
-      metric: the score of the inner rows to go by.
-      secs: the time for all runs, with that of the final one.
-      identity: what must be the same when the search goes on.
-    """
-
-    model_dir: Path
-    base: Mapping[str, Any]
-    folds: int
-    share: float
-    metric: str
-    secs: float
-    identity: Mapping[str, Any]
-
-
-@dataclasses.dataclass(kw_only=True)
-class Tried:
-    """What is known of a candidate.
-
-    Attributes:
-      scores: of the inner shares, in their order; of one if its epochs were not set yet.
-      epochs: that suit it, by its scores.
-      secs: of its runs.
-      problem: why it is left out; empty if it is not.
-      deaths: how often the process ended while it trained.
-    """
-
-    scores: list[float] = dataclasses.field(default_factory=list)
-    epochs: int = 0
-    secs: float = 0.0
-    problem: str = ""
-    deaths: int = 0
-
-    @property
-    def mean(self) -> float:
-        """The mean score."""
-        return mean(self.scores)
-
-
-class EndedByUserError(EmbedpsError):
-    """A signal ended the search."""
-
-    exit_code = 130
-
-
-class Record:
-    """MODEL_DIR/tuning.json: what was tried, committed after each run."""
-
-    def __init__(self, settings: Settings) -> None:
-        """Reads what earlier processes left.
-
-        Raises:
-          UsageError: the file is of another search, or damaged.
-        """
-        self.path = settings.model_dir / FILE_NAME
-        self._identity = json.loads(json.dumps(settings.identity))
-        self.tried: dict[str, Tried] = {}
-        self.chosen: dict[str, Any] = {}
-        if not self.path.exists():
-            return
-        found = read_json(self.path)
-        for name, value in self._identity.items():
-            if name not in found:
-                raise UsageError(f"{self.path} is not what embedps tune writes: remove it")
-            if found[name] != value:
-                raise UsageError(
-                    f"{self.path}: {name} is {value} now but was {found[name]} when the search "
-                    "began: give the same, or another --model-dir"
-                )
-        try:
-            self.tried = {key: Tried(**each) for key, each in found["tried"].items()}
-            self.chosen = dict(found["chosen"])
-            running = str(found["running"])
-        except (AttributeError, KeyError, TypeError) as error:
-            raise UsageError(f"{self.path} is damaged ({error!r}): remove it") from error
-        if running:
-            died = self.of(running)
-            died.deaths += 1
-            if died.deaths >= _DEATHS:
-                died.problem = f"the process ended {died.deaths} times while it trained"
-            self.save()
-
-    @property
-    def secs(self) -> float:
-        """The time of all runs."""
-        return sum(each.secs for each in self.tried.values())
-
-    def of(self, key: str) -> Tried:
-        """Gives what is known of a candidate."""
-        return self.tried.setdefault(key, Tried())
-
-    def save(self, running: str = "") -> None:
-        """Commits the file; `running` is the candidate that begins to train now."""
-        tried = {key: dataclasses.asdict(each) for key, each in self.tried.items()}
-        content = {"running": running, "chosen": self.chosen, "tried": tried}
-        write_json(self.path, {**self._identity, **content})
 
 
 class Search:
@@ -288,9 +181,7 @@ class Search:
         """Gives what is to be tried next: a candidate, and the inner share that is held out."""
         tried: list[Candidate] = []
         self._raced.clear()
-        for candidate in self._first:
-            if self._known(candidate) or self._record.secs < _FIRST_SHARE * self._settings.secs:
-                yield from self._race(candidate, tried)
+        yield from self._try_first(tried)
         center = self._best_of(tried)
         while center is not None:
             others = [center]
@@ -303,6 +194,39 @@ class Search:
                     yield from self._race(candidate, others)
             best = self._best_of(others)
             center = None if best is None or best.key == center.key else best
+
+    def _try_first(self, tried: list[Candidate]) -> Iterator[tuple[Candidate, int]]:
+        """Scores the first candidates; those with scores of all shares are among `tried` then."""
+        for candidate in self._plain:
+            yield from self._missing(candidate, 1)
+        for place, candidate in enumerate(self._by_first_share(self._plain)):
+            must = place == 0 or self._goes_on(candidate) or self._is_before(_PLAIN_SHARE)
+            yield from self._race(candidate, tried, must=must)
+        others = [c for c in self._first if c not in self._plain]
+        for place, candidate in enumerate(others):
+            if place < _LEAST_MODELS or self._known(candidate) or self._is_before(_BREADTH_SHARE):
+                yield from self._missing(candidate, 1)
+        for place, candidate in enumerate(self._by_first_share(others)):
+            if place == 0 or self._goes_on(candidate) or self._is_before(_FIRST_SHARE):
+                yield from self._race(candidate, tried)
+
+    def _by_first_share(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Gives those that have a score of the first share, the best first."""
+        scored = [c for c in candidates if self._has_scores(c, 1)]
+        return sorted(scored, key=lambda c: -self._merit(self._record.of(c.key).scores[0]))
+
+    def _has_scores(self, candidate: Candidate, scores: int) -> bool:
+        known = self._known(candidate)
+        return known is not None and not known.problem and len(known.scores) >= scores
+
+    def _goes_on(self, candidate: Candidate) -> bool:
+        """Whether more than a candidate's first score is known."""
+        settled = self._settled(candidate)
+        return self._has_scores(settled, 2 if settled.key == candidate.key else 1)
+
+    def _is_before(self, share: float) -> bool:
+        """Whether less than this share of the time is over."""
+        return self._record.secs < share * self._settings.secs
 
     def _rival(self, center: Candidate) -> list[Candidate]:
         """Gives the best candidate of another model on the first share, if it is close."""
@@ -318,13 +242,13 @@ class Search:
         return [self._settled(rival)]
 
     def _race(
-        self, candidate: Candidate, tried: list[Candidate]
+        self, candidate: Candidate, tried: list[Candidate], *, must: bool = False
     ) -> Iterator[tuple[Candidate, int]]:
         """Scores a candidate for as long as it is better than the best of those tried so far.
 
-        One with scores of all shares is then one of them.
+        One with scores of all shares is then one of them. One that must be scored on all is.
         """
-        best = None if candidate in self._plain else self._best_of(tried)
+        best = None if must else self._best_of(tried)
         self._raced.append(candidate)
         yield from self._missing(candidate, 1)
         if not self._may_be_better(candidate, best):

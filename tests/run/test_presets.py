@@ -76,8 +76,8 @@ def test_a_preset_says_in_one_line_what_it_chose(flags: list[str], wanted: str) 
 
 def test_a_line_tells_what_of_numbers_was_asked_of_data_without() -> None:
     bare = make_listed()
-    numbers = {"schema": {**bare.schema, "x": "float"}, "numeric": (NumericFeature(name="x"),)}
-    with_numbers = dataclasses.replace(bare, **numbers)
+    schema = {**bare.schema, "x": "float"}
+    with_numbers = dataclasses.replace(bare, numeric=(NumericFeature(name="x"),), schema=schema)
     model = [*REQUIRED, "--model=logistic_regression", "--preset=small"]
     for asked, wanted in (
         ([], ""),

@@ -112,6 +112,11 @@ def base_rate_logit(dataset: Dataset) -> float:
     return math.log(train.positives / (train.rows - train.positives))
 
 
+def list_combiner() -> Any:
+    """Declares the option of how a list's rows become one."""
+    return option("mean", "of the rows of a list's ids", choices=("mean", "sum", "sqrtn"))
+
+
 def crosses() -> Any:
     """Declares the option of combinations of columns."""
     return option(
@@ -279,8 +284,9 @@ def declare(
     embedding_dim: int | None = None,
     initializer: Initializer | None = None,
     lazy_decay: float = 0.0,
+    combiner: Any = "mean",
 ) -> tuple[FeatureSpec, ...]:
-    """Declares one table per categorical column and cross; a list's rows are averaged.
+    """Declares one table per categorical column and cross.
 
     Args:
       config: the tables' options.
@@ -288,6 +294,7 @@ def declare(
       embedding_dim: floats per row; by default the config's.
       initializer: of new rows; by default that of TableSpec.
       lazy_decay: of the tables' optimizers.
+      combiner: of a list's rows.
     """
 
     def table(name: str) -> TableSpec:
@@ -298,7 +305,7 @@ def declare(
         return dataclasses.replace(made, optimizer=optimizer)
 
     return tuple(
-        FeatureSpec(name=name, table=table(name), ragged=ragged)
+        FeatureSpec(name=name, table=table(name), ragged=ragged, combiner=combiner)
         for name, ragged in (
             *((column.name, column.ragged) for column in columns),
             *((name, False) for name in crosses),

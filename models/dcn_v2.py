@@ -17,6 +17,7 @@ from ._columns import (
     crosses,
     declare,
     dropout,
+    list_combiner,
     make_numerics,
     numeric_bins,
     numeric_waves,
@@ -45,6 +46,7 @@ class Config(TableOptions):
     numeric_bins: int = numeric_bins()
     numeric_waves: int = numeric_waves()
     cross: tuple[str, ...] = crosses()
+    list_combiner: str = list_combiner()
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -53,7 +55,12 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     Raises:
       UsageError: the dataset has no categorical column.
     """
-    features = declare(config, dataset.categorical, crosses=crossed_columns(config, dataset))
+    features = declare(
+        config,
+        dataset.categorical,
+        crosses=crossed_columns(config, dataset),
+        combiner=config.list_combiner,
+    )
 
     def build() -> Any:
         from embedps.layers.embeddings import Embeddings

@@ -17,6 +17,7 @@ from ._columns import (
     crosses,
     declare,
     dropout,
+    list_combiner,
     make_numerics,
     numeric_bins,
     numeric_standard,
@@ -41,6 +42,7 @@ class Config(NetworkConfig):
     numeric_standard: bool = numeric_standard()
     row_l2: float = row_l2()
     cross: tuple[str, ...] = crosses()
+    list_combiner: str = list_combiner()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +66,7 @@ def make_added(name: str, config: Config, dataset: Dataset, *, pairwise: bool) -
         crosses=crossed_columns(config, dataset),
         embedding_dim=1 + config.embedding_dim,
         initializer=small(),
+        combiner=config.list_combiner,
         lazy_decay=penalty_per_row(dataset, config.row_l2),
     )
 

@@ -25,6 +25,7 @@ from ._columns import (
     crossed_columns,
     crosses,
     declare,
+    list_combiner,
     make_numerics,
     numeric_bins,
     numeric_waves,
@@ -51,6 +52,7 @@ class Config(NetworkConfig):
     numeric_bins: int = numeric_bins()
     numeric_waves: int = numeric_waves()
     cross: tuple[str, ...] = crosses()
+    list_combiner: str = list_combiner()
 
 
 def build(
@@ -83,7 +85,12 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     Raises:
       UsageError: the dataset has no categorical column, so there is no table to train.
     """
-    features = declare(config, dataset.categorical, crosses=crossed_columns(config, dataset))
+    features = declare(
+        config,
+        dataset.categorical,
+        crosses=crossed_columns(config, dataset),
+        combiner=config.list_combiner,
+    )
     has_numerics = bool(dataset.numeric)
 
     def made() -> "DLRM":

@@ -15,6 +15,7 @@ from ._columns import (
     crossed_columns,
     crosses,
     declare,
+    list_combiner,
     make_numerics,
     numeric_bins,
     numeric_waves,
@@ -29,6 +30,7 @@ class Config(TableOptions):
     numeric_bins: int = numeric_bins()
     numeric_waves: int = numeric_waves()
     cross: tuple[str, ...] = crosses()
+    list_combiner: str = list_combiner()
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -43,6 +45,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         crosses=crossed_columns(config, dataset),
         embedding_dim=1 + config.embedding_dim,
         initializer=small(),
+        combiner=config.list_combiner,
     )
 
     def build() -> Any:

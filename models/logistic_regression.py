@@ -21,6 +21,7 @@ from ._columns import (
     crossed_columns,
     crosses,
     declare,
+    list_combiner,
     make_numerics,
     numeric_bins,
     numeric_l2,
@@ -52,6 +53,7 @@ class Config(PolicyOptions):
     numeric_l2: float = numeric_l2()
     row_l2: float = row_l2()
     cross: tuple[str, ...] = crosses()
+    list_combiner: str = list_combiner()
 
     def __post_init__(self) -> None:
         check(self)
@@ -80,6 +82,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         dataset.categorical,
         crosses=made_ids,
         initializer=Initializer(),
+        combiner=config.list_combiner,
         lazy_decay=penalty_per_row(dataset, config.row_l2),
     )
 

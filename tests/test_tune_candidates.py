@@ -12,6 +12,7 @@ import pytest
 
 import embedps
 from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.run.candidates import MODELS, Candidate, base_options, first_candidates, neighbors
 from embedps.training import tuning
 from embedps.training.tuning_record import Tried
@@ -84,6 +85,23 @@ def test_of_one_model_the_best_mean_is_picked() -> None:
     assert tuning.pick(pairs, "inner_loss", 2)[0].options["epochs"] == 3
 
 
+def test_lists_are_summed_too(clicks: Dataset) -> None:
+    """A mean does not tell how many there are."""
+    lists = CategoricalFeature(name="tags", cardinality=3, ragged=True)
+    schema = {**clicks.schema, "tags": "list<element: int64 not null>"}
+    dataset = dataclasses.replace(clicks, categorical=(*clicks.categorical, lists), schema=schema)
+    base = {"data": "D", "model_dir": "M"}
+    for of, combiners in ((dataset, {"mean", "sum", "sqrtn"}), (clicks, {"mean"})):
+        found = first_candidates(of, ("logistic_regression", "wide_deep"))
+        summed = [c for c in found if c.options.get("list_combiner") == "sum"]
+        assert {c.model for c in summed} == ({c.model for c in found} if of is dataset else set())
+        around = neighbors(tuning.with_epochs(found[0], 4), base, of)
+        assert {c.options.get("list_combiner", "mean") for c in around} == combiners
+        for each in summed:
+            embeddings = each.run(base).recommender(of).build().embeddings
+            assert {f.name: f.combiner for f in embeddings.features}["tags"] == "sum"
+
+
 def test_numbers_alone_have_tables_of_their_bins(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     x, y, same = rng.normal(0, 1, 4000), rng.exponential(3, 4000), np.ones(4000)
@@ -113,10 +131,10 @@ def test_numbers_alone_have_tables_of_their_bins(tmp_path: Path) -> None:
         around = neighbors(tuning.with_epochs(candidate, 2), {**base, "model_dir": "M"}, dataset)
         changed = {each.options.get("cross", bins) for each in around}
         assert changed == {bins, crossed.options["cross"]}
-    aucs = {}
+    aucs: dict[str, float] = {}
     for candidate in (found[0], crossed, Candidate(model="deepfm", options={"cross": bins})):
         model_dir = str(tmp_path / f"{len(aucs)}")
         run = candidate.run({**base, "model_dir": model_dir, "eval": "inline"})
         trained = embedps.Trainer(run.recommender(dataset), dataset, run.config).fit()
-        aucs[candidate.key] = trained.scores[-1].get("auc")
+        aucs[candidate.key] = trained.scores[-1].get("auc") or 0.0
     assert aucs[crossed.key] > 0.8 > 0.6 > aucs[found[0].key]

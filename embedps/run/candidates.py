@@ -58,17 +58,19 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", {}),
     ("logistic_regression", {**_DECAYED, "row_weight_decay": 0.006, **_SHRUNK}),
     ("logistic_regression", _RIDGE),
+    ("logistic_regression", _DECAYED),
     ("wide_deep", {}),
     ("logistic_regression", {**_FREER, "cross": _PAIRS}),
     ("dcn_v2", {**_ADAGRAD, **_WIDE, "dropout": 0.1, "embedding_dim": 16}),
     ("deepfm", {**_ADAGRAD, "embedding_dim": 16}),
     ("wide_deep", {"cross": _PAIRS}),
     ("wide_deep", {"cross": _CODES}),
+    ("wide_deep", {"list_combiner": "sum"}),
     ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
     ("logistic_regression", {**_FREEST, "cross": _PAIRS}),
     ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3, "cross": _PAIRS}),
     ("dcn_v2", {**_ADAGRAD, "dropout": 0.3}),
-    ("logistic_regression", _DECAYED),
+    ("logistic_regression", {**_FREER, "list_combiner": "sum", "cross": _PAIRS}),
     ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3}),
     ("logistic_regression", {**_FREER, "cross": _CODES}),
     ("deepfm", {}),
@@ -220,6 +222,8 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
     for kinds in ((), (_PAIRS,), (_CODES,), (_CODES, _PAIRS)):
         if (other := columns.of(*kinds)) != cross:
             yield {"cross": other}
+    combiners = ("sum", "sqrtn", "mean")
+    yield from ({"list_combiner": each} for each in combiners if each != now.get("list_combiner"))
     yield _NARROW if is_wide else _WIDE
     yield {"dropout": 0.2 if now.get("dropout", 0) >= 0.4 else 0.5}
     yield {"embedding_dim": 2 * now.get("embedding_dim", 8)}
@@ -242,6 +246,8 @@ def _made(model: str, options: Mapping[str, Any], dataset: Dataset) -> Candidate
         unused = ("numeric_bins", "numeric_waves", "numeric_l2", "numeric_standard", "bottom_mlp")
         # Its network is a bias then.
         unused += ("dense_learning_rate",) if model == "logistic_regression" else ()
+    if not any(column.ragged for column in dataset.categorical):
+        unused += ("list_combiner",)
     used = {name: value for name, value in options.items() if name not in unused}
     return Candidate(model=model, options={}).with_known(used)
 

@@ -14,6 +14,7 @@ import embedps
 from embedps.data import acting_pairs as acting_pairs_module
 from embedps.data import number_bins
 from embedps.data.acting_pairs import acting_pairs, rank_pairs
+from embedps.layers.id_hash import Bins
 from embedps.models import logistic_regression
 from embedps.models._columns import crossed_columns
 
@@ -153,6 +154,7 @@ def test_copies_of_a_column_do_not_crowd_pairs_out(tmp_path: Path) -> None:
     made = crossed_columns(logistic_regression.Config(cross=(code,)), dataset)
     (bins,) = made["code_by_" + code.partition("/")[2]]
     features = {"numerics": tf.constant(np.stack(list(numbers.values()), 1), tf.float32)}
+    assert isinstance(bins, Bins)
     ids = bins.ids(features).numpy()
     assert (
         len(np.unique(ids))

@@ -142,6 +142,7 @@ def plain_logits(
 VARIANTS = [
     *((name, {}) for name in MODULES),
     ("logistic_regression", {"numeric_standard": True}),
+    ("wide_deep", {"numeric_standard": True}),
     ("wide_deep", {"deep_mlp": ()}),
     ("deepfm", {"dropout": 0.5}),
     ("wide_deep", {"numeric_bins": 3}),

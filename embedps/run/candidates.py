@@ -50,6 +50,8 @@ Its large steps swing until the rates fall, so no epoch before the last tells th
 """
 _WIDE = {"deep_mlp": (256, 128), "top_mlp": (256, 128), "bottom_mlp": (256, 64)}
 _NARROW = {name: PRESETS["small"][name] for name in _WIDE}
+_DEEPER = {**_WIDE, "dropout": 0.1, "dense_learning_rate": 0.003}
+"""For labels that a few numbers decide together, in ways that no line and no pair has."""
 _FREER = {"sparse_learning_rate": 3.0, "numeric_bins": 48, "dense_learning_rate": 0.01}
 _FREEST = {"sparse_learning_rate": 10.0, "numeric_bins": 48, "dense_learning_rate": 0.03}
 """For labels that follow from what a row shows: SGD of few steps shrinks weights as L2 does."""
@@ -60,16 +62,17 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", _RIDGE),
     ("logistic_regression", _DECAYED),
     ("wide_deep", {}),
+    ("wide_deep", _DEEPER),
     ("logistic_regression", {**_FREER, "cross": _PAIRS}),
     ("dcn_v2", {**_ADAGRAD, **_WIDE, "dropout": 0.1, "embedding_dim": 16}),
     ("deepfm", {**_ADAGRAD, "embedding_dim": 16}),
     ("wide_deep", {"cross": _PAIRS}),
     ("wide_deep", {"cross": _CODES}),
     ("wide_deep", {"list_combiner": "sum"}),
-    ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
     ("logistic_regression", {**_FREEST, "cross": _PAIRS}),
     ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3, "cross": _PAIRS}),
     ("dcn_v2", {**_ADAGRAD, "dropout": 0.3}),
+    ("wide_deep", {**_ADAGRAD, **_WIDE, "numeric_bins": 48, "numeric_waves": 8, "dropout": 0.1}),
     ("logistic_regression", {**_FREER, "list_combiner": "sum", "cross": _PAIRS}),
     ("wide_deep", {**_WIDE, "numeric_bins": 48, "dropout": 0.3}),
     ("logistic_regression", {**_FREER, "cross": _CODES}),

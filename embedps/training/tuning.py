@@ -62,7 +62,7 @@ _NUM_PLAIN = 3
 _PLAIN_SHARE, _BREADTH_SHARE, _FIRST_SHARE = 0.2, 0.5, 0.7
 """Of the time, after which only the best of the plain regressions goes on whatever comes; after
 which no more of the first candidates begin; and after which only the best of them goes on."""
-_LEAST_MODELS = 5
+_LEAST_MODELS = 6
 """How many of the first candidates begin beside the plain regressions, whatever these took."""
 _AS_GOOD = 0.01
 """Share of its best score by which a run's end may be worse, and still all its epochs suit it."""

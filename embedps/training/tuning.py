@@ -59,7 +59,7 @@ _CLOSE = 0.02
 """Of a score, by which another model may be behind and have its neighbors tried."""
 _NUM_PLAIN = 3
 """How many logistic regressions without crosses are scored on all shares, whatever comes."""
-_PLAIN_SHARE, _BREADTH_SHARE, _FIRST_SHARE = 0.2, 0.5, 0.7
+_PLAIN_SHARE, _BREADTH_SHARE, _FIRST_SHARE = 0.3, 0.5, 0.7
 """Of the time, after which only the best of the plain regressions goes on whatever comes; after
 which no more of the first candidates begin; and after which only the best of them goes on."""
 _LEAST_MODELS = 6

@@ -87,7 +87,8 @@ def serve(config: ServerConfig) -> NoReturn:
     session.experimental.disable_thread_spinning = True
     address = cluster[task["type"]][int(task["index"])]
     first = int(os.environ.get(FIRST_TASK, "0"))
-    places = {job: {first + i: at for i, at in enumerate(cluster[job])} for job in ("worker", "ps")}
+    jobs = [job for job in ("worker", "ps") if job in cluster]
+    places = {job: {first + i: at for i, at in enumerate(cluster[job])} for job in jobs}
     listen_at(address)
     try:
         _server = server_lib.Server(  # tf.distribute.Server

@@ -118,6 +118,7 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
         "numeric_bins": 0,
         "numeric_waves": 0,
         "cross": [],
+        "list_combiner": "mean",
     }
     assert {"python", "tensorflow", "pyarrow", "numpy", "embedps"} <= summary["versions"].keys()
 

@@ -263,7 +263,8 @@ class TaskIndexOp : public OpKernel {
     OP_REQUIRES(context,
                 tensorflow::DeviceNameUtils::ParseFullName(context->device()->name(), &name),
                 absl::InternalError(absl::StrCat("cannot parse ", context->device()->name())));
-    OP_REQUIRES_OK(context, OutputScalar<int64_t>(context, 0, name.has_task ? name.task % kMaxTasks : 0));
+    OP_REQUIRES_OK(context,
+                   OutputScalar<int64_t>(context, 0, name.has_task ? name.task % kMaxTasks : 0));
   }
 };
 EMBEDPS_KERNEL(TaskIndex);

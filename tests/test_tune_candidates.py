@@ -85,6 +85,27 @@ def test_of_one_model_the_best_mean_is_picked() -> None:
     assert tuning.pick(pairs, "inner_loss", 2)[0].options["epochs"] == 3
 
 
+@pytest.mark.parametrize("metric", ["inner_loss", "inner_auc"])
+def test_one_that_is_far_ahead_where_the_time_ended_is_chosen(metric: str) -> None:
+    sign = 1 if metric == "inner_loss" else -1
+    simple = (
+        Candidate(model="logistic_regression", options={}),
+        Tried(scores=[0.65, 0.69, 0.71, 0.70, 0.73]),
+    )
+    spread = float(np.std(simple[1].scores, ddof=1))
+
+    def ended(shares: int, lead: float) -> tuple[Candidate, Tried]:
+        scores = [score - sign * lead * spread for score in simple[1].scores[:shares]]
+        return Candidate(model="wide_deep", options={"dropout": lead}), Tried(scores=scores)
+
+    near, far, further = ended(1, 1.9), ended(1, 2.1), ended(2, 2.3)
+    assert tuning.far_ahead(simple, [simple, near], metric) == simple
+    assert tuning.far_ahead(simple, [far, simple, near], metric) == far
+    assert tuning.far_ahead(simple, [further, far], metric) == further
+    alone = simple[0], Tried(scores=[0.65])  # of one share nothing is known of the noise
+    assert tuning.far_ahead(alone, [alone, ended(1, 5.0)], metric) == alone
+
+
 def test_lists_are_summed_too(clicks: Dataset) -> None:
     """A mean does not tell how many there are."""
     lists = CategoricalFeature(name="tags", cardinality=3, ragged=True)

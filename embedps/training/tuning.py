@@ -64,6 +64,7 @@ _PLAIN_SHARE, _BREADTH_SHARE, _FIRST_SHARE = 0.3, 0.5, 0.7
 which no more of the first candidates begin; and after which only the best of them goes on."""
 _LEAST_MODELS = 6
 """How many of the first candidates begin beside the plain regressions, whatever these took."""
+_FAR = 2.0
 _AS_GOOD = 0.01
 """Share of its best score by which a run's end may be worse, and still all its epochs suit it."""
 _WATCH = {name: PRESETS["small"][name] for name in ("stop_patience", "tolerance")}
@@ -129,6 +130,8 @@ class Search:
     def choose(self) -> None:
         """Chooses the candidate to train on all rows: of those with most scores, the best.
 
+        The time may have ended before one that is far better had as many.
+
         Raises:
           UsageError: no candidate has a score.
         """
@@ -140,8 +143,9 @@ class Search:
                 f"no candidate has a score{': ' if why else ''}{why}: give more --minutes"
             )
         most = max(len(t.scores) for _, t in there)
-        there = [(c, t) for c, t in there if len(t.scores) == most]
-        candidate, tried = pick(there, self._settings.metric, most)
+        whole = [(c, t) for c, t in there if len(t.scores) == most]
+        candidate, tried = pick(whole, self._settings.metric, most)
+        candidate, tried = far_ahead((candidate, tried), there, self._settings.metric)
         if "epochs" not in candidate.options:
             candidate = with_epochs(candidate, tried.epochs)
         first = self._known(next((c for c in self._first if not c.options), self._first[0]))
@@ -425,6 +429,23 @@ def pick(
         (pair, mean(mine)) for pair, mine in zip(tried, merits, strict=True) if is_as_good(mine)
     ]
     return min(good, key=lambda each: (MODELS.index(each[0][0].model), -each[1]))[0]
+
+
+def far_ahead(
+    picked: tuple[Candidate, Tried], tried: Sequence[tuple[Candidate, Tried]], metric: str
+) -> tuple[Candidate, Tried]:
+    """Gives the candidate that is furthest ahead of one on the shares that it has scores of.
+
+    It must be ahead by more than _FAR standard deviations of a share's score; else it is that one.
+    """
+    merits = [merit(metric, score) for score in picked[1].scores]
+    leads = [0.0] + [
+        mean(merit(metric, score) for score in t.scores) - mean(merits[: len(t.scores)])
+        for _, t in tried
+    ]
+    far = _FAR * stdev(merits) if len(merits) > 1 else math.inf
+    lead, best = max(zip(leads, [picked, *tried], strict=True), key=lambda each: each[0])
+    return best if lead > far else picked
 
 
 def with_epochs(candidate: Candidate, epochs: int) -> Candidate:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import tensorflow as tf
+
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.cluster.local_processes import LocalProcesses
+from embedps.console.tf_logging import op_error_text
 from embedps.data.dataset import Dataset
 from embedps.engine.unit_functions import unit_without_rows
+from embedps.errors import ClusterError
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.run.config import TrainConfig
 from embedps.training.training_setup import TrainingSetup
@@ -47,8 +51,7 @@ def prepare(
       reads_files: of the dataset; else a `dataset_fn` gives the rows.
 
     Raises:
-      ClusterError: a process is lost.
-      OpError: a worker cannot run it.
+      ClusterError: a process is lost, or a worker cannot run the function.
     """
     asked = config.cluster
     processes.wait_until_serving(asked.wait_secs)
@@ -65,7 +68,9 @@ def prepare(
             cluster.run_everywhere(setup.train_unit, unit)
         else:
             cluster.trace(setup.train_unit, unit)
-    except BaseException:
+    except BaseException as error:
         cluster.leave()
+        if isinstance(error, tf.errors.OpError):
+            raise ClusterError(op_error_text(error.message)) from error
         raise
     return PreparedCluster(cluster, setup, inline)

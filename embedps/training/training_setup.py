@@ -149,7 +149,7 @@ def set_up(
         ledger.restore({"visited": visited, **last.ledger})
     if before is None:
         cluster.check_same(0 if last is None else last.number)
-        tf.keras.utils.set_random_seed(config.seed)
+    tf.keras.utils.set_random_seed(config.seed)  # a model may draw what no checkpoint has
     with cluster.scope():
         model = StepModel(recommender, dataset)
         network = model.model

@@ -40,7 +40,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "numeric_bins": 16,
     },
     # Chosen on the valid splits of Amazon Beauty, where a user has 6 items, and of lastfm and
-    # MovieLens 1M, where one has 40 and 130 (docs/reference/proofs.md).
+    # MovieLens 1M, where one has 40 and 130 (docs/reference/proofs.md); the epochs on
+    # that of lastfm alone.
     "retrieval": {
         "history": "history",
         "held_out": "held_out",

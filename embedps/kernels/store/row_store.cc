@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/store/block_reads.h"
 #include "embedps/kernels/store/outgoing_rows.h"
-#include "embedps/kernels/store/row_reader.h"
 #include "embedps/kernels/store/row_updater.h"
 #include "embedps/kernels/store/sort_ids.h"
 #include "embedps/kernels/store/stripe.h"

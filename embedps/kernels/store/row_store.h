@@ -323,7 +323,7 @@ class RowStore {
   }
   Status LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
                 const ParallelFor& parallel, float* embeddings);
-  // Reads a block of rows that are all in memory, without making any: see row_reader.cc.
+  // Reads a block of rows that are all in memory, without making any: see block_reads.cc.
   void ReadBlock(const IdsByTable& batch, const StripeOrder::Entry* first,
                  const StripeOrder::Entry* last, float* embeddings) const NO_THREAD_SAFETY_ANALYSIS;
   void MakeCounters();

@@ -1,4 +1,4 @@
-#include "embedps/kernels/store/row_reader.h"
+#include "embedps/kernels/store/block_reads.h"
 
 #include <cstdint>
 

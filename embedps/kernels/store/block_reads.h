@@ -1,6 +1,6 @@
-// Locks the stripes of a few entries, which are in the order of stripes.
-#ifndef EMBEDPS_KERNELS_STORE_ROW_READER_H_
-#define EMBEDPS_KERNELS_STORE_ROW_READER_H_
+// What reads rows of many stripes together.
+#ifndef EMBEDPS_KERNELS_STORE_BLOCK_READS_H_
+#define EMBEDPS_KERNELS_STORE_BLOCK_READS_H_
 
 #include <memory>
 #include <vector>
@@ -10,8 +10,8 @@
 
 namespace embedps {
 
-// Holds the locks as long as it lives. All who hold several wait for them in the order of stripes,
-// so nobody waits for himself.
+// Holds the locks of the stripes of entries, which are in the order of stripes, as long as it
+// lives. All who hold several wait for them in the order of stripes, so nobody waits for himself.
 class StripeLocks {
  public:
   StripeLocks(const std::vector<std::unique_ptr<Stripe>>& stripes, const StripeOrder::Entry* first,
@@ -36,4 +36,4 @@ class StripeLocks {
 
 }  // namespace embedps
 
-#endif  // EMBEDPS_KERNELS_STORE_ROW_READER_H_
+#endif  // EMBEDPS_KERNELS_STORE_BLOCK_READS_H_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,21 @@ def test_columns_that_act_alone_make_no_pairs() -> None:
         assert rank_pairs(labels, columns, 10) == ()
 
 
+def make_dataset(
+    folder: Path, clicks: Any, numbers: Mapping[str, Any], **ids: Any
+) -> embedps.Dataset:
+    """Rows to train on, of numbers and single ids: [n] each."""
+    arrays = {n: pa.array(v, pa.float32(), from_pandas=True) for n, v in numbers.items()}
+    columns = [
+        {"name": "click", "as": "label"},
+        {"names": [*numbers], "as": "numeric", "type": "float"},
+        *({"name": name, "as": "categorical", "type": "integer"} for name in ids),
+    ]
+    table = pa.table({"click": clicks, **arrays, **ids})
+    schema = {"column": columns}
+    return embedps.Dataset.from_arrow(table, folder, schema, eval_fraction=0, num_shards=1)
+
+
 def test_numbers_act_by_their_bins(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     x, y, z = rng.normal(0, 2, 8000), rng.exponential(1, 8000), rng.normal(0, 1, 8000)
@@ -53,18 +69,8 @@ def test_numbers_act_by_their_bins(tmp_path: Path) -> None:
     columns = {"x": x, "y": y, "z": z, "same": np.ones(8000), "none": np.full(8000, np.nan)}
     kinds = rng.integers(0, 4, 8000)
     logit = 3.0 * ((y > 1) & (x > 0)) + 2.0 * (kinds == 1) * np.sign(z) - 1
-    table = {n: pa.array(v, pa.float32(), from_pandas=True) for n, v in columns.items()}
-    schema = {
-        "format": "parquet",
-        "column": [
-            {"name": "click", "as": "label"},
-            {"names": [*columns], "as": "numeric", "type": "float"},
-            {"name": "kind", "as": "categorical", "type": "integer"},
-        ],
-    }
     clicks = (rng.random(8000) < 1 / (1 + np.exp(-logit))).astype(np.int64)
-    made = pa.table({"click": clicks, **table, "kind": kinds})
-    dataset = embedps.Dataset.from_arrow(made, tmp_path / "set", schema, eval_fraction=0)
+    dataset = make_dataset(tmp_path / "set", clicks, columns, kind=kinds)
     found = acting_pairs(dataset, 5)
     assert {tuple(name.partition("/")[0] for name in pair) for pair in found[:2]} == {
         ("x", "y"),
@@ -133,17 +139,7 @@ def test_copies_of_a_column_do_not_crowd_pairs_out(tmp_path: Path) -> None:
         "minus": 5 - y,
         "code": rng.poisson(4, 8000),
     }
-    table = {n: pa.array(v, pa.float32(), from_pandas=True) for n, v in numbers.items()}
-    schema = {
-        "format": "parquet",
-        "column": [
-            {"name": "click", "as": "label"},
-            {"names": [*numbers], "as": "numeric", "type": "float"},
-        ],
-    }
-    dataset = embedps.Dataset.from_arrow(
-        pa.table({**table, "click": click}), tmp_path, schema, eval_fraction=0, num_shards=1
-    )
+    dataset = make_dataset(tmp_path, click, numbers)
     assert len(acting_pairs(dataset, 9)) == 1
     assert [name.partition("/")[0] for name in number_bins.binned_numbers(dataset)] == [
         "x",

@@ -70,7 +70,8 @@ def from_pandas(
     if not isinstance(rows, pd.DataFrame):
         raise UsageError(f"rows must be a pandas.DataFrame, got {type(rows).__name__}")
     if named := [str(name) for name in rows.index.names if name is not None]:
-        say(f"the index {', '.join(named)} is left out: reset_index() makes it a column")
+        index = f"the index {', '.join(named)} is left out: reset_index() makes it a column"
+        say(index, file=sys.stderr)
     if rows.columns.is_unique:
         rows = rows.copy(deep=False)
         for name in rows.columns:

@@ -141,7 +141,7 @@ def test_data_frame_loses_nothing_in_silence(tmp_path: Path, capsys: Any):
     frame["one"] = 1
     made = Dataset.from_pandas(frame.set_index("user"), tmp_path / "set")
     assert [column.name for column in made.categorical] == ["bin"]
-    assert "the index user is left out: reset_index() makes it a column" in capsys.readouterr().out
+    assert "the index user is left out: reset_index() makes it a column" in capsys.readouterr().err
     for name in range(20):
         frame[f"c{name}"] = frame["user"]
     table = pa.Table.from_pandas(frame.drop(columns="bin"))

@@ -281,7 +281,9 @@ def test_what_time_decides_is_decided_again_after_an_interruption(
 def test_what_has_no_score_of_a_share_is_not_chosen_over_what_has(
     clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scored, _ = of_ten_secs(monkeypatch, lambda c, fold: 0.1 if c.model == "wide_deep" else 0.3)
+    scored, _ = of_ten_secs(
+        monkeypatch, lambda c, fold: (0.1 if c.model == "wide_deep" else 0.2) + 0.1 * fold
+    )
     first = [Candidate(model=model, options={}) for model in ("logistic_regression", "wide_deep")]
     search = Search(make_settings(tmp_path, clicks, secs=75), clicks, first)
     search.run()

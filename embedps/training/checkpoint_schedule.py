@@ -62,6 +62,11 @@ class CheckpointSchedule:
         """Whether a save is being written, or `poll` has not yet collected its outcome."""
         return self._under_way is not None
 
+    @property
+    def lags(self) -> bool:
+        """Whether something was trained that no checkpoint has."""
+        return self._failing.since is not None or self._ledger.num_done > self._saved_units
+
     def unsaved_secs(self) -> float:
         """Tells for how long a save has been tried that is not committed; 0 if all are."""
         return self._failing.secs
@@ -142,8 +147,8 @@ class CheckpointSchedule:
         """Starts a save; none may be under way."""
         interval = min(self._max_interval_secs, time.monotonic() - self._last)
         rest = 0.0 if self._at_once else REST_SHARE * interval
-        self.count_from_now()
         self._failing.began()
+        self.count_from_now()
         self._under_way = in_background(lambda: self._save(final=False, rest_secs=rest))
 
     def save_last(self, *, final: bool, stop: threading.Event) -> None:

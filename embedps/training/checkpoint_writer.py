@@ -13,8 +13,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embedps.checkpoint.chain import extend, rebase, replace_start, split_head
+from embedps.checkpoint.chain import (
+    Position,
+    continuation,
+    extend,
+    position_of,
+    rebase,
+    replace_start,
+    split_head,
+)
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.follow import Advance
 from embedps.checkpoint.format.dense import write_dense
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, SaveSet
 from embedps.checkpoint.format.quantize import FLOAT32, Encoding
@@ -99,6 +108,7 @@ class CheckpointWriter:
           must_be_finite: names of variables without which no save is committed if they are not.
           is_successor: another writer of this run writes until this one restores what it wrote.
         """
+        self._is_successor = is_successor
         self._evicted = evicted
         self._must_be_finite = tuple(must_be_finite)
         self._directory = directory
@@ -121,6 +131,7 @@ class CheckpointWriter:
         self._delta_bytes: list[int] = []  # of those since the base
         # The manifest whose commit failed last, and what is to be done if it is in place.
         self._tried: tuple[Manifest, Callable[[], None]] | None = None
+        self._ahead: Position | None = None  # whose rows the tables have before `restore`
         self._highest = -1  # number that a save here had, committed or not
         self._leftovers = LeftoverSaves(directory)
         self._failed_bases = 0  # in a row
@@ -132,6 +143,14 @@ class CheckpointWriter:
         }
         if not is_successor:
             self._leftovers.remove_uncommitted()
+
+    def load_ahead(self, advance: Advance) -> None:
+        """Loads rows that this run's writer before this one committed; `restore` loads the rest."""
+        self._ahead = None
+        if advance.reset:
+            self._collection.clear()
+        load_rows(self._collection, self._directory, advance.saves)
+        self._ahead = position_of(advance.manifest)
 
     def restore(self, manifest: Manifest) -> None:
         """Restores a checkpoint that any number of shards wrote.
@@ -145,7 +164,10 @@ class CheckpointWriter:
         self._directory.check_present(manifest)
         if manifest.dense is not None:
             load_dense(self._directory, manifest, self._variables, whole=True)
-        load_rows(self._collection, self._directory, manifest.chain)
+        rest = continuation(manifest, self._ahead)
+        if rest is None and self._is_successor:
+            self._collection.clear()
+        load_rows(self._collection, self._directory, manifest.chain if rest is None else rest)
         self._cuts = self._collection.mark_clean()
         load_admission(self._collection, self._directory, manifest.chain)
         self.keep_vectors(manifest.vectors)

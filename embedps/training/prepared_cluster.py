@@ -15,6 +15,8 @@ from embedps.engine.unit_functions import unit_without_rows
 from embedps.errors import ClusterError
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.run.config import TrainConfig
+from embedps.training.checkpoint_schedule import CheckpointSchedule
+from embedps.training.rows_ahead import fits_twice, load_ahead
 from embedps.training.training_setup import TrainingSetup
 
 
@@ -35,29 +37,34 @@ class PreparedCluster(NamedTuple):
 def prepare(
     own: LocalCluster,
     processes: LocalProcesses,
-    set_up: Callable[[LocalCluster], TrainingSetup],
+    running: TrainingSetup,
+    set_up: Callable[..., TrainingSetup],
     config: TrainConfig,
     dataset: Dataset,
+    saves: CheckpointSchedule,
     *,
     reads_files: bool,
 ) -> PreparedCluster:
-    """Makes all that is trained on another cluster, and traces it, without a row.
+    """Makes all that is trained on another cluster, traces it, and loads what the run has saved.
 
     Workers run the function of a unit without rows, so that they have it ready too.
 
     Args:
       own: the run's cluster, which `processes` are to replace.
-      set_up: makes what is trained.
+      running: what is trained on it.
+      set_up: makes the same on another, as `training_setup.set_up` does.
+      saves: of the run.
       reads_files: of the dataset; else a `dataset_fn` gives the rows.
 
     Raises:
       ClusterError: a process is lost, or a worker cannot run the function.
+      CheckpointError: a checkpoint cannot be read, or could not be written.
     """
     asked = config.cluster
     processes.wait_until_serving(asked.wait_secs)
     cluster = own.joined_by(processes)
     try:
-        setup = set_up(cluster)
+        setup = set_up(cluster, before=running)
         inline = InlineEvaluation.of_run(config, setup.model, setup.collection, dataset, cluster)
         split = dataset.splits.get("train")
         files = split.files if split is not None and reads_files else ()
@@ -68,6 +75,8 @@ def prepare(
             cluster.run_everywhere(setup.train_unit, unit)
         else:
             cluster.trace(setup.train_unit, unit)
+        if config.eviction.memory() is None and fits_twice(running.collection.use()):
+            load_ahead(setup, saves, is_over=lambda: processes.is_closed)
     except BaseException as error:
         cluster.leave()
         if isinstance(error, tf.errors.OpError):

@@ -2,8 +2,9 @@
 
 Workers of a local cluster come and go while it trains. With other parameter servers, or workers in
 step, another cluster takes its place. While the run trains, its processes are started, this process
-connects to them too, and all that is trained is made there and traced, without a row. Then the run
-ends what it has begun and saves a checkpoint, which the other cluster restores.
+connects to them too, all that is trained is made there and traced, and the rows are loaded that the
+run has saved. Then the run ends what it has begun and saves a checkpoint, and the other cluster
+loads what has changed since.
 """
 
 from __future__ import annotations

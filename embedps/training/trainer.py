@@ -268,9 +268,11 @@ class Trainer:
         return prepare(
             self._own_local(),
             processes,
-            partial(self._set_up, before=self._setup),
+            self._setup,
+            self._set_up,
             self._config,
             self._dataset,
+            self._loop.saves,
             reads_files=self._reads_files,
         )
 

@@ -69,9 +69,13 @@ class LoopParts(NamedTuple):
 
 
 class TrainingLoop:
-    """Trains units until none is left, or a notice or an error stops it."""
+    """Trains units until none is left, or a notice or an error stops it.
 
-    _saves: CheckpointSchedule
+    Attributes:
+      saves: of the run, once it trains.
+    """
+
+    saves: CheckpointSchedule
 
     def __init__(
         self,
@@ -217,11 +221,11 @@ class TrainingLoop:
                     line.say(change)
             self._say_bound(line)
             self._say_deaths(line)
-            self._saves = CheckpointSchedule(
+            self.saves = CheckpointSchedule(
                 self._config.checkpoint, self._ledger, self.save, say=line.say
             )
-            self.numbers.unsaved_secs = self._saves.unsaved_secs
-            self._scaling.save_problem = self._saves.problem
+            self.numbers.unsaved_secs = self.saves.unsaved_secs
+            self._scaling.save_problem = self.saves.problem
             # A checkpoint that the previous run saved and did not score.
             self._beside_lost_servers(self._score, line)
             training = not self._ends
@@ -235,7 +239,7 @@ class TrainingLoop:
                 self._say_deaths(line)
                 training = not self._ends
             if self.finished and writer.last is not None and not writer.last.final:
-                self._saves.save_last(final=True, stop=stop)
+                self.saves.save_last(final=True, stop=stop)
                 self._effects.deliver(line.say)
 
     def _train_on(self, line: ProgressLine) -> bool:
@@ -251,7 +255,7 @@ class TrainingLoop:
             return True
         # Who resumes would evict and count again what went after the last checkpoint.
         self._setup.collection.hold_sweeps(True)
-        self._saves.save_last(final=self.finished, stop=self._notices.stop)
+        self.saves.save_last(final=self.finished, stop=self._notices.stop)
         return False
 
     def _beside_lost_servers(self, act: Callable[[ProgressLine], _T], line: ProgressLine) -> _T:
@@ -266,7 +270,7 @@ class TrainingLoop:
                     self._recover(error, line)
 
     def _recover(self, error: Exception, line: ProgressLine) -> None:
-        loss, again = self._servers.recover(error, self._saves, line.say)
+        loss, again = self._servers.recover(error, self.saves, line.say)
         self._recoveries.begin(loss)
         self._counted |= {unit.position: unit.num_rows for unit in again}
         self._tables = self._watch_tables()  # what the server counted begins anew
@@ -446,15 +450,15 @@ class TrainingLoop:
         pauses_to_save = False
         paused_at = -math.inf
         self.log.count_from_now()
-        self._saves.count_from_now()
+        self.saves.count_from_now()
         self._notices.forget_servers()
         self._first_units, self._began = self._ledger.num_done, time.monotonic()
         polled = -math.inf
         running = True
-        while running or self._saves.under_way:
+        while running or self.saves.under_way:
             running = scheduler.wait(_TICK_SECS)
             if not running:
-                self._saves.wait(_TICK_SECS)
+                self.saves.wait(_TICK_SECS)
             if self._ledger.num_done > self._first_units:
                 self._tell_recovery(self._recoveries.note_unit(line.say))
                 if scaled := self._scalings.note_unit():
@@ -470,29 +474,29 @@ class TrainingLoop:
                     self._setup.step_logs.groups.poll()
                 for news in self._waits.news(scheduler.awaited(self._setup.step_logs)):
                     line.say(news)
-            self._notices.poll(say=line.say, save_now=self._saves.hurry)
+            self._notices.poll(say=line.say, save_now=self.saves.hurry)
             if self._notices.stop.is_set():
                 self._ledger.deaths.forgive()
             if self._effects.stopping:
                 scheduler.end()
             elif self._scaling.due:
                 scheduler.drain()
-            self._saves.poll()
+            self.saves.poll()
             pauses = self._notices.stop.is_set() or self._effects.stopping or self._scaling.due
-            if not pauses and self._saves.is_due():
+            if not pauses and self.saves.is_due():
                 if running and cuts_between_units:
                     pauses_to_save = True
                     scheduler.drain()
                 elif running or (pauses_to_save and not self._ledger.exhausted):
                     self._setup.collection.hold_sweeps(pauses_to_save)
                     paused_at = time.monotonic()
-                    self._saves.begin()
+                    self.saves.begin()
             if line.due() or not running:
                 self._show(line, force=not running)
         self._poll_files(line)
         if not pauses_to_save or pauses or self._ledger.exhausted:
             return False
-        self._saves.paused_for(time.monotonic() - paused_at)
+        self.saves.paused_for(time.monotonic() - paused_at)
         return True
 
     def _tell_losses(self) -> None:

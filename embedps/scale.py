@@ -2,8 +2,9 @@
 
 It must be of a local cluster (--num-ps). With other workers alone it goes on meanwhile: those that
 come get units, those that leave end their unit first. With other parameter servers, or with --sync,
-other processes are made ready beside those that train. Then it ends the units that it has begun,
-saves a checkpoint and goes on with them: it pauses for seconds, loses nothing, and says how long.
+other processes are made ready beside those that train, with its rows if memory has room for both.
+Then it ends the units that it has begun, saves what has changed and goes on with them: it pauses
+for about a second, loses nothing, and says how long.
 On a cluster of TF_CONFIG, start or stop workers that it names instead.
 """
 

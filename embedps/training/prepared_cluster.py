@@ -76,7 +76,7 @@ def prepare(
         else:
             cluster.trace(setup.train_unit, unit)
         if config.eviction.memory() is None and fits_twice(running.collection.use()):
-            load_ahead(setup, saves, is_over=lambda: processes.is_closed)
+            load_ahead(setup, running, saves, is_over=lambda: processes.is_closed)
     except BaseException as error:
         cluster.leave()
         if isinstance(error, tf.errors.OpError):

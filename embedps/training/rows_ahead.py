@@ -11,17 +11,21 @@ from embedps.tables.table_use import ShardUse
 from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.training_setup import TrainingSetup
 
-_TICK_SECS = 0.05
+_TICK_SECS = 0.1
 _ROOM = 1.5  # bytes of memory that must be free for each byte of the run's tables
 
 
 def load_ahead(
-    setup: TrainingSetup, saves: CheckpointSchedule, is_over: Callable[[], bool]
+    setup: TrainingSetup,
+    running: TrainingSetup,
+    saves: CheckpointSchedule,
+    is_over: Callable[[], bool],
 ) -> None:
     """Loads what the run has saved, and a further save, so that little is left for its pause.
 
     Args:
       setup: made beside the run; its tables are empty.
+      running: what the run trains, and saves.
       saves: of the run, which another thread polls.
       is_over: whether nobody waits for `setup` any more.
 
@@ -39,10 +43,9 @@ def load_ahead(
         catch_up()
         while saves.under_way and not is_over():
             time.sleep(_TICK_SECS)
-        catch_up()
-        loaded = follower.target()
+        before = running.writer.last
         saves.hurry()
-        while saves.lags and follower.target() == loaded and not is_over():
+        while saves.lags and running.writer.last is before and not is_over():
             if problem := saves.problem():
                 raise CheckpointError(f"the last checkpoint could not be written: {problem}")
             time.sleep(_TICK_SECS)

@@ -103,7 +103,9 @@ class _Run:
 
     def load_ahead(self, setup: TrainingSetup) -> None:
         """Does what a change does on another thread, while this one polls the schedule."""
-        loading = in_background(lambda: load_ahead(setup, self.saves, is_over=lambda: False))
+        loading = in_background(
+            lambda: load_ahead(setup, self.setup, self.saves, is_over=lambda: False)
+        )
         while not loading.done():
             self.saves.poll()
             if self.saves.is_due():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import dataclasses
 import functools
 import secrets
 import time
@@ -47,21 +45,11 @@ from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import ShardFile, WriteKind
 from embedps.training.evicted_rows import EvictedRowsWriter
 from embedps.training.leftover_saves import LeftoverSaves
-from embedps.training.save_failures import in_background
+from embedps.training.new_base import NewBase
 
 # Of the time from one save to the next, what its writers may rest while training needs the cores.
 REST_SHARE = 0.25
 _BASE_RESTS = 16  # a base's writers may rest for so much longer than a delta's
-_MAX_SAVES_BEFORE_BASE = 64
-_STOP_SECS = 5.0  # for a base that is given up; a disk may hang
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Rebase:
-    """A new base that is being written, and the number of its save."""
-
-    number: int
-    save: concurrent.futures.Future[SaveSet]
 
 
 class CheckpointWriter:
@@ -79,6 +67,7 @@ class CheckpointWriter:
 
     Attributes:
       last: the last manifest that this run committed or restored.
+      new_base: the one that is being written, if there is one.
     """
 
     def __init__(
@@ -121,7 +110,6 @@ class CheckpointWriter:
         collection.files.prepare_writes(encoding)
         self._vectors: tuple[FileEntry, ...] = ()
         self.last: Manifest | None = None
-        self._new_base: _Rebase | None = None
         self._history = secrets.token_hex(8)
         self._restarts = False
         # The next delta holds what changed since these cuts, which are those of save `_since`.
@@ -134,10 +122,9 @@ class CheckpointWriter:
         self._ahead: Position | None = None  # whose rows the tables have before `restore`
         self._highest = -1  # number that a save here had, committed or not
         self._leftovers = LeftoverSaves(directory)
-        self._failed_bases = 0  # in a row
         self._failed_collections = 0  # in a row
-        self._saves_before_base = 0  # after one that failed
         self._news: list[str] = []
+        self.new_base = NewBase(self._leftovers, self._collection.stop_copies, self._news.append)
         self.counts = {
             kind: {"count": 0, "bytes": 0, "rows": 0, "secs": 0.0} for kind in ("base", "delta")
         }
@@ -195,7 +182,7 @@ class CheckpointWriter:
         Raises:
           CorruptCheckpointError: a file is missing or differs from its checksum.
         """
-        self._give_up_base()
+        self.new_base.give_up()
         self._take_tried()
         if self.last is None or self._rebase.cumulative or self._restarts:
             return None
@@ -241,20 +228,21 @@ class CheckpointWriter:
             final=final,
             rest_secs=rest_secs,
         )
-        base = self._take_base()
+        base = self.new_base.take()
         due = self._is_base_due()
         try:
             manifest = attempt(base)
         except CheckpointError as error:
-            if isinstance(error, DirectoryTakenError) or (base is None and self._new_base is None):
+            has_base = base is not None or self.new_base.name is not None
+            if isinstance(error, DirectoryTakenError) or not has_base:
                 raise
             # What changed may fit where that base was.
-            self._give_up_base()
-            self._base_failed(error)
+            self.new_base.give_up()
+            self.new_base.failed(error)
             manifest = attempt(None)
         if due or not final:
             self._begin_base_if_due(step, rest_secs)
-        if final and self._new_base is not None:
+        if final and self.new_base.name is not None:
             # So that who has not read what was committed just now goes on by the base's delta.
             self._cuts, self._since = self._before
             manifest = self._rebase_last(attempt) or manifest
@@ -262,12 +250,13 @@ class CheckpointWriter:
 
     def restart(self) -> None:
         """Makes the next save a base of a new history: all rows were replaced, as no delta says."""
-        self._give_up_base()
+        self.new_base.give_up()
         self._restarts = True
 
     def news(self) -> list[str]:
         """Gives the lines to show since the last call: why a new base failed, and the like."""
-        news, self._news = self._news, []
+        news = self._news.copy()
+        self._news.clear()
         return news + (self._evicted.news() if self._evicted is not None else [])
 
     @property
@@ -277,13 +266,12 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Stops the writing of a new base; what was committed stays."""
-        self._give_up_base()
+        self.new_base.give_up()
 
     def _rebase_last(self, attempt: Callable[[SaveSet], Manifest]) -> Manifest | None:
         """Commits the new base after the run's last save; gives None if that fails."""
-        if self._new_base is not None:
-            concurrent.futures.wait([self._new_base.save])
-        base = self._take_base()
+        self.new_base.wait()
+        base = self.new_base.take()
         if base is None:
             return None
         try:
@@ -291,7 +279,7 @@ class CheckpointWriter:
         except DirectoryTakenError:
             raise
         except CheckpointError as error:
-            self._base_failed(error)
+            self.new_base.failed(error)
             return None
 
     def _attempt(self, base: SaveSet | None, **what: Any) -> Manifest:
@@ -358,8 +346,7 @@ class CheckpointWriter:
             self._directory.commit(manifest)
             self._tried = None
             take()
-            under_way = () if self._new_base is None else (f"base-{self._new_base.number}",)
-            self._collect_garbage(under_way)
+            self._collect_garbage([] if self.new_base.name is None else [self.new_base.name])
         self._count(save, time.monotonic() - began)
         return manifest
 
@@ -393,7 +380,7 @@ class CheckpointWriter:
         if save.kind == "base":
             self._history, self._delta_bytes, self._restarts = manifest.history, [], False
         if base is not None:
-            self._failed_bases = self._saves_before_base = 0
+            self.new_base.committed()
             self._delta_bytes = [each.bytes for each in split_head(manifest.chain)[1]]
         elif save.kind == "delta":
             self._delta_bytes.append(save.bytes)
@@ -420,7 +407,7 @@ class CheckpointWriter:
         return max(self._directory.next_number(), self._highest + 1)
 
     def _is_base_due(self) -> bool:
-        if self._new_base is not None or self.last is None:
+        if self.new_base.name is not None or self.last is None:
             return False
         head, _ = split_head(self.last.chain)
         return self._rebase.due(sum(save.bytes for save in head), self._delta_bytes)
@@ -428,8 +415,7 @@ class CheckpointWriter:
     def _begin_base_if_due(self, step: int, rest_secs: float) -> None:
         if not self._is_base_due():
             return
-        if self._saves_before_base > 0:
-            self._saves_before_base -= 1
+        if self.new_base.waits():
             return
         number = self._next_number()
         self._highest = number
@@ -440,44 +426,7 @@ class CheckpointWriter:
             self._count(save, time.monotonic() - began)
             return save
 
-        self._new_base = _Rebase(number=number, save=in_background(write))
-
-    def _take_base(self) -> SaveSet | None:
-        """Gives the new base once it is written: the deltas from now on bring it up to date.
-
-        A base that could not be written is removed, and the deltas go on without it.
-        """
-        base = self._new_base
-        if base is None or not base.save.done():
-            return None
-        self._new_base = None
-        try:
-            return base.save.result()
-        except CheckpointError as error:
-            self._base_failed(error)
-        except tf.errors.OpError:
-            pass  # its shard is gone, as the next delta finds out
-        except BaseException:
-            self._leftovers.discard(f"base-{base.number}")
-            raise
-        self._leftovers.discard(f"base-{base.number}")
-        return None
-
-    def _base_failed(self, error: CheckpointError) -> None:
-        """Delays the next try, longer each time: a failed base costs as much as a good one."""
-        self._failed_bases += 1
-        self._saves_before_base = min(_MAX_SAVES_BEFORE_BASE, 2**self._failed_bases)
-        self._news.append(f"the new base is given up, and the deltas go on without it: {error}")
-
-    def _give_up_base(self) -> None:
-        base, self._new_base = self._new_base, None
-        if base is None:
-            return
-        in_background(self._collection.stop_copies)  # which a server that hangs does not answer
-        if concurrent.futures.wait([base.save], timeout=_STOP_SECS).not_done:
-            self._leftovers.add(f"base-{base.number}")  # the next save removes it
-        else:
-            self._leftovers.discard(f"base-{base.number}")
+        self.new_base.begin(number, write)
 
     def _chain(self) -> tuple[SaveSet, ...]:
         """Gives the chain of the last commit, or what a compaction made of it meanwhile.

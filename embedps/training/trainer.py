@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,8 @@ from embedps.data.dataset import Dataset
 from embedps.data.dataset_function import DatasetSource, as_dataset_function
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
-from embedps.errors import ClusterError, DatasetError, ServerLostError, TrainingError, UsageError
+from embedps.errors import ClusterError, ServerLostError, TrainingError, UsageError
 from embedps.evaluation.inline import InlineEvaluation
-from embedps.metrics import ClickScores
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.metrics_port import MetricsPort
 from embedps.run.model_module import find_model
@@ -38,20 +37,18 @@ from embedps.run.run_config import RunConfig, run_of
 from embedps.run.run_lock import RunLock
 from embedps.run.summary import SUMMARY_NAME, complete, read_evaluations, read_json, write_json
 from embedps.scheduling.ledger import Ledger
-from embedps.scheduling.unit_deaths import SetAsideError
-from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.specs import event_secs_of
+from embedps.training.arrivals_watch import watch_arrivals
 from embedps.training.best_ending import end_with_best
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.callbacks import Callback, Callbacks, stock
 from embedps.training.checkpoint_writer import CheckpointWriter
-from embedps.training.file_watch import FileWatch
 from embedps.training.fit_result import FitResult
 from embedps.training.lost_progress import LostProgress
 from embedps.training.prepared_cluster import PreparedCluster, prepare
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import SavedCheckpoint
+from embedps.training.run_measures import measure
 from embedps.training.run_metrics import METRICS
 from embedps.training.run_scoring import RunScoring
 from embedps.training.scale_requests import ClusterChange, ScaleRequests
@@ -255,7 +252,8 @@ class Trainer:
         """Makes what depends on the cluster, besides what is trained."""
         cluster, setup = self._cluster, self._setup
         servers = ServerRecovery(self._config, cluster, setup, self._effects)
-        return LoopParts(cluster, setup, self._make_watch(), servers)
+        watch = watch_arrivals(self._config, setup, self._dataset, cluster)
+        return LoopParts(cluster, setup, watch, servers)
 
     def _own_local(self) -> LocalCluster:
         cluster = self._own_cluster
@@ -289,32 +287,6 @@ class Trainer:
         if self._scaling is not None:
             self._scaling.follow(cluster)
         self._loop.take(self._make_parts())
-
-    def _make_watch(self) -> FileWatch | None:
-        """Makes the watch of the directory where files arrive; None if the run has none."""
-        setup, directory, dataset = self._setup, check_watch(self._config), self._dataset
-        if directory is None or not isinstance(setup.ledger, WatchLedger):
-            return None
-        scoring = InlineEvaluation(setup.model, setup.collection, dataset, self._cluster)
-        deaths = setup.ledger.deaths
-
-        def score(watched: Dataset, stop: threading.Event) -> Mapping[str, float] | None:
-            (file,) = watched.split(SPLIT).files
-
-            def die() -> Exception | None:
-                cause = deaths.count_death(file.path)
-                return DatasetError(str(cause)) if isinstance(cause, SetAsideError) else cause
-
-            return scoring.scores_of(watched, SPLIT, stop, die)
-
-        return FileWatch(
-            directory,
-            dataset,
-            setup.ledger,
-            score,
-            ahead_units=lambda: 2 * self._cluster.num_workers,
-            needs_times=bool(event_secs_of(setup.model.tables)),
-        )
 
     @property
     def _first_step(self) -> int:
@@ -401,7 +373,12 @@ class Trainer:
                 began = time.monotonic()
                 while (change := self._loop.run()) is not None:
                     self._change_cluster(change)
-                measured = self._measure(time.monotonic() - began)
+                measured = {
+                    **measure(self._setup, self._loop, self._effects, time.monotonic() - began),
+                    "scores_after_step": self._first_step,
+                    "recoveries": self._recoveries.completed,
+                    "scalings": self._scalings.completed,
+                }
                 self._close_cluster()
                 problem = scoring.wait(self._notices.stop) if self.finished else None
                 measured |= self._end_with_best()
@@ -469,42 +446,6 @@ class Trainer:
         if self._lost is not None:
             raise self._lost
 
-    def _measure(self, secs: float) -> dict[str, Any]:
-        """Gives the run's own part of summary.json, after so many seconds of training."""
-        setup = self._setup
-        ledger, writer = setup.ledger, setup.writer
-        stats = setup.collection.stats()
-        examples, training = self._loop.log.result()
-        return {
-            "examples": self._loop.examples_of(examples),
-            "units": {
-                "done": ledger.num_done,
-                "repeated": ledger.num_repeated,
-                "attempts": ledger.num_attempts,
-                "total": ledger.num_units,
-                "set_aside": ledger.num_aside,
-            },
-            "set_aside": ledger.deaths.set_aside,
-            "stages_before": ledger.history,
-            "scores_after_step": self._first_step,
-            "finished": self.finished,
-            "stopped_early": self._effects.reason,
-            "learning_rate_factor": self._effects.rate_factor,
-            "wall_secs": round(secs, 3),
-            "examples_per_sec": round(examples / secs, 1) if examples else 0.0,
-            "tables": stats.rows,
-            "tables_memory_bytes": stats.memory_bytes,
-            "evicted": setup.collection.eviction_stats(),
-            "evicted_rows": writer.evicted_counts,
-            "table_statistics": self._loop.table_statistics(),
-            "sync": self._loop.sync(),
-            "staleness": self._loop.staleness(),
-            "checkpoint": {f"{kind}s": dict(c) for kind, c in writer.counts.items()},
-            "training": _training_scores(training),
-            "recoveries": self._recoveries.completed,
-            "scalings": self._scalings.completed,
-        }
-
     def _end_with_best(self) -> dict[str, Any]:
         """Makes the best checkpoint the newest if the config asks for it; gives what changes."""
         asked, writer = self._config.evaluation, self._setup.writer
@@ -530,9 +471,3 @@ class Trainer:
         result |= self._loop.count_restarts()
         write_json(path, complete(result, read_json(path), self._run.to_json()))
         return FitResult.of(read_json(path), evaluations, model_dir)
-
-
-def _training_scores(metrics: ClickScores) -> dict[str, float]:
-    if "logloss" in metrics.values:
-        return {"auc": metrics.auc, "logloss": metrics.logloss}
-    return dict(metrics.values)

@@ -1,6 +1,5 @@
 """The saver under each policy: chains that replay to the live rows, and readers that go on."""
 
-import concurrent.futures
 import random
 import shutil
 import threading
@@ -63,8 +62,7 @@ class Model:
 
     def settle(self):
         """Waits for a base that is being written."""
-        if self.saver._new_base is not None:
-            concurrent.futures.wait([self.saver._new_base.save])
+        self.saver.new_base.wait()
 
     def live(self):
         self.scratch.mkdir(exist_ok=True)
@@ -251,7 +249,7 @@ def test_deltas_go_on_while_a_base_is_written(tmp_path, monkeypatch, policy):
         assert stored(model.directory) == reader.rows == model.live()
         return manifest
 
-    while model.saver._new_base is None:
+    while model.saver.new_base.name is None:
         first = save().base_number
     assert held.copied.wait(60)
     for _ in range(3):
@@ -274,7 +272,7 @@ def test_base_given_up_leaves_nothing(tmp_path, monkeypatch):
     while not held.copied.is_set():
         model.train(most=80)
         before = model.save()
-        model.saver._new_base and held.copied.wait(60)
+        model.saver.new_base.name and held.copied.wait(60)
     held.go_on.set()
     model.saver.close()
     names = {path.name for path in model.directory.path.glob("base-*")}
@@ -287,13 +285,13 @@ def test_base_given_up_leaves_nothing(tmp_path, monkeypatch):
 
 def test_last_save_of_a_run_takes_the_base_that_is_being_written(tmp_path):
     model = Model(tmp_path, Consecutive(max_read_cost=1.1))
-    while model.saver._new_base is None:
+    while model.saver.new_base.name is None:
         model.train(most=80)
         before = model.save()
     model.train()
     last = model.save(final=True)
     assert last.base_number > before.base_number
-    assert model.saver._new_base is None
+    assert model.saver.new_base.name is None
     assert stored(model.directory) == model.live()
     model.collection.drop()
 

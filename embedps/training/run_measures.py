@@ -37,9 +37,9 @@ def measure(
         "tables_memory_bytes": stats.memory_bytes,
         "evicted": setup.collection.eviction_stats(),
         "evicted_rows": writer.evicted_counts,
-        "table_statistics": loop.table_statistics(),
-        "sync": loop.sync(),
-        "staleness": loop.staleness(),
+        "table_statistics": loop.reports.table_statistics(walk=loop.finished),
+        "sync": loop.reports.sync(),
+        "staleness": loop.reports.staleness(),
         "checkpoint": {f"{kind}s": dict(c) for kind, c in writer.counts.items()},
         "training": _training_scores(training),
     }

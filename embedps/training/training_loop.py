@@ -33,14 +33,12 @@ from embedps.training.last_finite import way_back
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 from embedps.training.run_metrics import RunSource
+from embedps.training.run_reports import RunReports
 from embedps.training.run_scoring import RunScoring
 from embedps.training.scale_requests import ClusterChange, ScaleRequests
 from embedps.training.scaling_record import ScalingRecord
 from embedps.training.server_recovery import ServerRecovery
-from embedps.training.staleness_report import staleness_histograms, staleness_json
 from embedps.training.stop_notices import StopNotices
-from embedps.training.table_report import points, texts
-from embedps.training.table_watch import TableWatch
 from embedps.training.training_log import TrainingLog
 from embedps.training.training_setup import TrainingSetup
 from embedps.training.wait_report import WaitReport
@@ -72,6 +70,10 @@ class TrainingLoop:
     """Trains units until none is left, or a notice or an error stops it.
 
     Attributes:
+      scoring: of its checkpoints.
+      log: what was trained, and how well.
+      numbers: for the port of metrics.
+      reports: on the tables and the steps.
       saves: of the run, once it trains.
     """
 
@@ -114,7 +116,6 @@ class TrainingLoop:
             setup.directory.path, lambda: self._setup.model.accumulator(training=True)
         )
         self._examples_before = setup.examples_before
-        self._first_step = self._ledger.steps_done()
         self.last_unit_at = time.time()
         self._shown_units, self._shown_text = self._ledger.num_done, ""
         self._waits = WaitReport()
@@ -129,7 +130,7 @@ class TrainingLoop:
             scoring=scoring,
             watch=parts.watch,
         )
-        self._tables = self._watch_tables()
+        self.reports = RunReports(config, parts.cluster, setup, self.log, self.numbers)
 
     def take(self, parts: LoopParts) -> None:
         """Takes what was made anew for another cluster, which restored the last checkpoint."""
@@ -139,15 +140,7 @@ class TrainingLoop:
         numbers = self.numbers
         numbers.ledger, numbers.writer = self._ledger, parts.setup.writer
         numbers.cluster, numbers.watch = parts.cluster, parts.watch
-        self._tables = self._watch_tables()
-
-    def _watch_tables(self) -> TableWatch:
-        return TableWatch(
-            self._setup.collection,
-            self._setup.directory.path,
-            every_secs=self._config.stats_secs,
-            share_machine=self._cluster.shares_machine,
-        )
+        self.reports.take(parts.cluster, parts.setup)
 
     def _say_deaths(self, line: ProgressLine) -> None:
         for news in self._ledger.deaths.news():
@@ -273,7 +266,7 @@ class TrainingLoop:
         loss, again = self._servers.recover(error, self.saves, line.say)
         self._recoveries.begin(loss)
         self._counted |= {unit.position: unit.num_rows for unit in again}
-        self._tables = self._watch_tables()  # what the server counted begins anew
+        self.reports.count_anew()
 
     def _release_servers(self, line: ProgressLine) -> None:
         """Lets servers end that were told to; goes on beside one that is started again."""
@@ -329,41 +322,6 @@ class TrainingLoop:
             workers=self._cluster.worker_restarts, evaluator=self.scoring.restarts
         )
 
-    def table_statistics(self) -> dict[str, Any]:
-        """Gives the tables' statistics at the end of the run, and writes them to TensorBoard.
-
-        They are empty if this run had nothing to do.
-        """
-        step = self._ledger.steps_done()
-        if step == self._first_step:
-            return {}
-        report = self._tables.finish(step=step, walk=self.finished)
-        self._write_report(report, step)
-        return report
-
-    def staleness(self) -> dict[str, Any]:
-        """Tells how stale this run's steps were, by worker; empty if it had no servers."""
-        return staleness_json(self._setup.step_logs.staleness())
-
-    def sync(self) -> dict[str, Any]:
-        """Tells which steps workers trained together, and how many this run has."""
-        mode = self._config.cluster.sync
-        together = {"workers": self._cluster.num_workers, "joint_steps": self._joint_steps()}
-        if self._config.cluster.in_groups:
-            together["backup_workers"] = self._config.cluster.backup_workers
-        if self._config.cluster.sync_group_size:
-            together["group_size"] = self._group_size
-        return {"mode": mode, **(together if self._config.cluster.is_in_step else {})}
-
-    @property
-    def _group_size(self) -> int:
-        return self._config.cluster.group_size(self._cluster.num_workers)
-
-    def _joint_steps(self) -> int:
-        """Counts the steps that workers took together in this run."""
-        groups = self._setup.step_logs.groups
-        return self.log.joint_steps if groups is None else groups.num_closed()
-
     def unit_arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         """Makes the arguments of a unit's training function."""
         asked = self._config.optimizer
@@ -403,7 +361,7 @@ class TrainingLoop:
             record=self._record,
             on_begin=self._begin,
             stop=self._notices.stop,
-            group_size=self._group_size,
+            group_size=self.reports.group_size,
             finish_secs=self._config.grace_secs / 2,
             on_failure=self._on_failure,
             on_death=lambda unit: deaths.count_death(self._ledger.name_of(unit)),
@@ -523,7 +481,8 @@ class TrainingLoop:
         self._effects.poll(line.say)
         self._say_deaths(line)
         self.count_restarts()
-        news = [*self.scoring.news(), *self._setup.writer.news(), *self._look_at_tables()]
+        news = [*self.scoring.news(), *self._setup.writer.news()]
+        news += self.reports.look_at_tables(left_hours=self._left_hours)
         for each in [*news, *self._scaling.poll(), *self._cluster.news()]:
             line.say(each)
         self._poll_files(line)
@@ -536,25 +495,6 @@ class TrainingLoop:
             line.say(news)
         for scores in self._watch_files.scores():
             self.log.write("watch", scores, step=self._ledger.steps_done())
-
-    def _look_at_tables(self) -> list[str]:
-        """Takes the tables' statistics if it is time; returns its warnings."""
-        if not self._tables.due:
-            return []
-        step = self._ledger.steps_done()
-        report = self._tables.look(step=step)
-        self._write_report(report, step)
-        return self._tables.warnings(left_hours=self._left_hours())
-
-    def _write_report(self, report: dict[str, Any], step: int) -> None:
-        """Writes the tables' statistics and the steps' staleness to TensorBoard."""
-        self.numbers.report = report
-        self.numbers.staleness = self._setup.step_logs.staleness()
-        stale = staleness_histograms(self.numbers.staleness)
-        found = points(report)
-        if self._config.cluster.is_in_step:
-            self.log.write("train", {"joint_steps": float(self._joint_steps())}, step=step)
-        self.log.write("tables", found, step=step, texts=texts(report), histograms=stale)
 
     def _left_hours(self) -> float:
         """Estimates how long the units that are left will take; for ever if more files arrive."""
@@ -611,7 +551,7 @@ class TrainingLoop:
             self._not_finite = f"the loss is not a number in the steps from {unit.first_step} on"
             raise TrainingError(self._not_finite)
         num_batches = -(-unit.num_rows // self._ledger.batch_rows)
-        joint_steps = -(-num_batches // self._group_size)
+        joint_steps = -(-num_batches // self.reports.group_size)
         rows = int(counts["examples"])  # a dataset_fn's last batch may have fewer
         if self._counted.pop(unit.position, None) is None:  # its first visit counts
             self.log.add(counts, rows=rows, joint_steps=joint_steps)

@@ -379,7 +379,7 @@ def test_commit_that_fails_once_it_is_in_place_is_gone_on_from(tmp_path, monkeyp
         model.train()
         with pytest.raises(CheckpointError, match="no answer"):
             model.saver._attempt(
-                model.saver._take_base(),
+                model.saver.new_base.take(),
                 step=model.step,
                 ledger={},
                 partially_applied=dict,

@@ -106,7 +106,7 @@ def change_servers(*, num_rows: int, changes: int) -> dict[str, Any]:
         beside = client.rate(at, record["last_unit_at"] + 0.5)
         found.append({
             **{key: record[key] for key in ("pause_secs", "saved_secs", "restored_secs")},
-            **{key: record[key] for key in ("num_ps", "units_lost", "steps_lost")},
+            **{key: record[key] for key in ("loaded", "num_ps", "units_lost", "steps_lost")},
             "ready_secs": round(record["last_unit_at"] - at, 2),
             "calm_examples_per_sec": round(calm, 1),
             "speed_meanwhile": round(beside / calm, 3),
@@ -146,6 +146,7 @@ def layout(content: Content) -> list[Part]:
         [f"p95, and most, of {len(changes)} changes", f"{p95:.1f} s; {most:.1f} s"],
         ["of it, to save", f"{median('saved_secs'):.1f} s"],
         ["of it, until the other servers have all", f"{median('restored_secs'):.1f} s"],
+        ["rows that they load then", f"{median('loaded'):,.0f}"],
         ["from the request to the pause", f"{median('ready_secs'):.1f} s"],
         ["speed meanwhile, by that before", f"{median('speed_meanwhile'):.2f}"],
         ["steps lost, units repeated", f"{sum(c['steps_lost'] for c in changes)}, "

@@ -139,8 +139,8 @@ class CheckpointWriter:
         load_rows(self._collection, self._directory, advance.saves)
         self._ahead = position_of(advance.manifest)
 
-    def restore(self, manifest: Manifest) -> None:
-        """Restores a checkpoint that any number of shards wrote.
+    def restore(self, manifest: Manifest) -> int:
+        """Restores a checkpoint that any number of shards wrote; returns how many records it read.
 
         Raises:
           DimMismatchError: it is of other tables or another network.
@@ -154,7 +154,8 @@ class CheckpointWriter:
         rest = continuation(manifest, self._ahead)
         if rest is None and self._is_successor:
             self._collection.clear()
-        load_rows(self._collection, self._directory, manifest.chain if rest is None else rest)
+        saves = manifest.chain if rest is None else rest
+        records = load_rows(self._collection, self._directory, saves)
         self._cuts = self._collection.mark_clean()
         load_admission(self._collection, self._directory, manifest.chain)
         self.keep_vectors(manifest.vectors)
@@ -163,6 +164,7 @@ class CheckpointWriter:
         if manifest.history and not self._directory.was_continued(manifest):
             self._history = manifest.history
         self.last = manifest
+        return records
 
     def keep_vectors(self, vectors: tuple[FileEntry, ...]) -> None:
         """Has new rows begin with vectors of files, which each manifest lists from now on.

@@ -55,13 +55,18 @@ class ScalingRecord:
             "saved_secs": round(time.time() - last_unit_at, 2),
         }
 
-    def restored(self, checkpoint: Manifest) -> None:
-        """Takes that the other cluster has what the checkpoint has."""
+    def restored(self, checkpoint: Manifest, loaded: int) -> None:
+        """Takes that the other cluster has what the checkpoint has.
+
+        Args:
+          loaded: how many records it read for that: few if it had the others already.
+        """
         record, ledger = self._current, checkpoint.ledger
         record["units_lost"] = record["units"] - ledger["prefix"] - len(ledger["beyond"])
         record["steps_lost"] = record["steps"] - checkpoint.step
         since = time.time() - record["last_unit_at"] - record["saved_secs"]
         record["restored_secs"] = round(since, 2)
+        record["loaded"] = loaded
 
     def note_unit(self) -> str | None:
         """Takes that a unit is done: the first one ends the pause of a change under way.
@@ -76,6 +81,7 @@ class ScalingRecord:
         self._change = None
         return (
             f"the run has {change.describe()}: {record['pause_secs']} s from the last unit to the "
-            f"next one ({record['saved_secs']} s to save, {record['restored_secs']} s to restore), "
+            f"next one ({record['saved_secs']} s to save, {record['restored_secs']} s to load "
+            f"{record['loaded']:,} rows), "
             f"{record['units_lost']} units and {record['steps_lost']} steps lost"
         )

@@ -281,7 +281,7 @@ class Trainer:
         self._own_local().replaced_by(cluster)
         self._own_cluster = self._cluster = cluster
         self._setup, self._loop.scoring.inline = setup, inline
-        self._scalings.restored(resume(setup, self._config.seed))
+        self._scalings.restored(*resume(setup, self._config.seed))
         self._effects.follow(setup.set_dense_rate)
         self._notices.follow(cluster)
         if self._scaling is not None:

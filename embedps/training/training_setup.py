@@ -302,12 +302,15 @@ def set_up(
     )
 
 
-def resume(setup: TrainingSetup, seed: int) -> Manifest:
-    """Restores what a run has saved into what was made beside it; returns the checkpoint.
+def resume(setup: TrainingSetup, seed: int) -> tuple[Manifest, int]:
+    """Restores what a run has saved into what was made beside it.
 
     Args:
       setup: made with `before`, which trains no more.
       seed: of the run.
+
+    Returns:
+      The checkpoint, and how many of its records were loaded: all but those of before.
 
     Raises:
       CheckpointError: the last checkpoint cannot be read.
@@ -316,11 +319,11 @@ def resume(setup: TrainingSetup, seed: int) -> Manifest:
     if last is None:
         raise CheckpointError(f"{setup.directory.path} has no checkpoint to go on from")
     reseed_generators(setup.model.model, seed, last.step)
-    setup.writer.restore(last)
+    loaded = setup.writer.restore(last)
     if setup.evicted is not None:
         setup.evicted.begin(last.save_number)
     setup.event_ages.tell_again()
-    return last
+    return last, loaded
 
 
 def _frozen_lines(tables: Sequence[TableSpec]) -> list[str]:

@@ -32,7 +32,9 @@ FLAGS = (
     "--max-unit-deaths=1000",  # the tests kill, and no unit
 )
 LOCAL = ("--num-ps=2", "--num-workers=2", "--eval=none", "--epochs=400")
-PAUSE = re.compile(r": [\d.]+ s from the last unit to the next one \([\d.]+ s to save, [\d.]+ s ")
+PAUSE = re.compile(
+    r": [\d.]+ s from the last unit to the next one \([\d.]+ s to save, [\d.]+ s to load "
+)
 
 
 dataset = dataset_fixture(write_dataset, train=(9000, 9000, 2000), evaluation=(2000,))
@@ -86,6 +88,7 @@ def test_run_goes_on_with_other_servers_and_workers_and_visits_each_row_once(tmp
     assert all(each["units_lost"] == each["steps_lost"] == 0 for each in scalings)
     for each in scalings:
         assert each["pause_secs"] >= each["saved_secs"] + each["restored_secs"] > 0
+        assert each["loaded"] > 0
     assert summary["recoveries"] == []
     assert summary["units"]["repeated"] == 0
     epochs = finish_in_one_process(dataset, model_dir)

@@ -5,16 +5,20 @@ A number counts by bins of equal width, as `--cross` has it: `price/0.5` is pric
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from embedps.data.dataset import Dataset
 from embedps.data.number_bins import MAX_ROWS, copied, first_rows, in_bins
+
+Codes: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 _MAX_CELLS = 80_000_000  # rows by pairs: some ten seconds
 _SWEEPS = 8
@@ -56,13 +60,14 @@ def acting_pairs(dataset: Dataset, most: int) -> tuple[tuple[str, str], ...]:
 
 
 def rank_pairs(
-    labels: npt.NDArray[np.float64], columns: Mapping[str, npt.NDArray[Any]], most: int
+    labels: Floats, columns: Mapping[str, npt.NDArray[Any]], most: int
 ) -> tuple[tuple[str, str], ...]:
     """Ranks pairs by what a logistic regression of the single columns leaves (a score test).
 
     For each pair, the squared sums of what is left in its cells, each by its variance, add up to
     about the degrees of freedom if the columns do not act together. A pair counts by the standard
-    deviations that the sum is above that.
+    deviations that the sum is above that. What a found pair explains is taken from what is left, so
+    that pairs of near copies of its columns, such as coarser ones, do not follow it.
 
     Args:
       labels: float64 [n]. If one is not in [0, 1], no pair is given.
@@ -73,23 +78,51 @@ def rank_pairs(
         return ()
     codes = {name: np.unique(ids, return_inverse=True)[1] for name, ids in columns.items()}
     codes = _apart(codes)
-    sizes = {name: int(code.max()) + 1 for name, code in codes.items()}
     chances = _additive(labels, codes)
     left, variance = labels - chances, chances * (1 - chances)
-    found = []
-    for a, b in itertools.combinations(codes, 2):
-        cells, cell = np.unique(codes[a] * sizes[b] + codes[b], return_inverse=True)
-        free = len(cells) - sizes[a] - sizes[b] + 1
-        if free > 0:
-            total = float((np.bincount(cell, left) ** 2 / np.bincount(cell, variance)).sum())
-            found.append(((total - free) / np.sqrt(2 * free), (a, b)))
-    found = sorted((each for each in found if each[0] > _LEAST_DEVIATIONS), reverse=True)
-    return tuple(pair for _, pair in found[:most])
+    found: list[tuple[str, str]] = []
+    heap = [
+        (-_deviations(codes[a], codes[b], left, variance), (a, b), 0)
+        for a, b in itertools.combinations(codes, 2)
+    ]
+    heapq.heapify(heap)
+    while heap and len(found) < most and heap[0][0] < -_LEAST_DEVIATIONS:
+        _, (a, b), known = heapq.heappop(heap)
+        if known < len(found):
+            fresh = _deviations(codes[a], codes[b], left, variance)
+            heapq.heappush(heap, (-fresh, (a, b), len(found)))
+            continue
+        found.append((a, b))
+        left, variance = _without(_cells(codes[a], codes[b])[0], left, variance)
+    return tuple(found)
 
 
-def _apart(codes: dict[str, npt.NDArray[np.int64]]) -> dict[str, npt.NDArray[np.int64]]:
+def _cells(a: Codes, b: Codes) -> tuple[Codes, int]:
+    """Numbers the cells of two columns; gives the free parameters of the pair too."""
+    _, cells = np.unique(a * (int(b.max()) + 1) + b, return_inverse=True)
+    return cells, int(cells.max()) - int(a.max()) - int(b.max())
+
+
+def _deviations(a: Codes, b: Codes, left: Floats, variance: Floats) -> float:
+    """Tells by how many standard deviations what is left is more than chance; 0 of no cells."""
+    cells, free = _cells(a, b)
+    if free <= 0:
+        return 0.0
+    total = float((np.bincount(cells, left) ** 2 / np.bincount(cells, variance)).sum())
+    return (total - free) / math.sqrt(2 * free)
+
+
+def _without(cells: Codes, left: Floats, variance: Floats) -> tuple[Floats, Floats]:
+    """Takes a step of Newton with L2 on weights of cells; gives what is left, and its variance."""
+    sums = np.bincount(cells, variance)
+    weight = (np.bincount(cells, left) / (sums + 1))[cells]
+    part, of_cell = variance / (sums + 1)[cells], (sums / (sums + 1))[cells]
+    return left - variance * weight, variance * (1 - 2 * part + part * of_cell)
+
+
+def _apart(codes: dict[str, Codes]) -> dict[str, Codes]:
     """Leaves out columns that divide the rows as one before them does: their pairs would too."""
-    found: dict[str, npt.NDArray[np.int64]] = {}
+    found: dict[str, Codes] = {}
     firsts = set()
     for name, code in codes.items():
         _, first, divided = np.unique(code, return_index=True, return_inverse=True)
@@ -100,9 +133,7 @@ def _apart(codes: dict[str, npt.NDArray[np.int64]]) -> dict[str, npt.NDArray[np.
     return found
 
 
-def _additive(
-    labels: npt.NDArray[np.float64], codes: Mapping[str, npt.NDArray[np.int64]]
-) -> npt.NDArray[np.float64]:
+def _additive(labels: Floats, codes: Mapping[str, Codes]) -> Floats:
     """Fits a weight per id, column after column, by Newton steps with L2; gives chances."""
     mean = labels.mean()
     logits = np.full(len(labels), np.log(mean / (1 - mean)))
@@ -114,5 +145,5 @@ def _additive(
             step = slope / (np.bincount(code, chances * (1 - chances)) + 1)
             weights[name] += step
             logits += step[code]
-    fitted: npt.NDArray[np.float64] = 1 / (1 + np.exp(-logits))
+    fitted: Floats = 1 / (1 + np.exp(-logits))
     return fitted

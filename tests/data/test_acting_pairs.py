@@ -157,3 +157,34 @@ def test_copies_of_a_column_do_not_crowd_pairs_out(tmp_path: Path) -> None:
         == len(np.unique(numbers["code"]))
         == len({*zip(ids, numbers["code"], strict=True)})
     )
+
+
+def test_pairs_of_near_copies_do_not_crowd_pairs_out() -> None:
+    rng = np.random.default_rng(4)
+    rows, sizes = 12_000, (6, 9, 12, 5)
+    codes = [rng.integers(0, size, rows) for size in sizes]
+    logit = sum(
+        strength * rng.normal(0, 1, [sizes[i], sizes[j]])[codes[i], codes[j]]
+        for i, j, strength in ((0, 1, 1.2), (2, 3, 0.6), (1, 3, 0.6))
+    )
+    labels = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.float64)
+    columns = {f"c{i}": code for i, code in enumerate(codes)}
+    for i, code in enumerate(codes):
+        columns[f"coarse{i}"] = code // 2
+        for copy in range(3):
+            noise = rng.integers(0, sizes[i], rows)
+            columns[f"noisy{i}_{copy}"] = np.where(rng.random(rows) < 0.05, noise, code)
+    found = rank_pairs(labels, columns, 10)
+    assert {*found} == {("c0", "c1"), ("c2", "c3"), ("c1", "c3")}
+
+
+def test_pair_of_ids_of_few_rows_does_not_hide_those_of_its_columns() -> None:
+    rng = np.random.default_rng(2)
+    users, items = np.minimum(rng.zipf(1.3, (2, 20_000)), 1000)
+    hours, days = rng.integers(0, 7, (2, 20_000))
+    taste = rng.normal(0, 1, [2, 1001, 4])
+    logit = (taste[0][users] * taste[1][items]).sum(1) + rng.normal(0, 1, [1001, 7])[items, hours]
+    labels = (rng.random(20_000) < 1 / (1 + np.exp(-logit))).astype(np.float64)
+    columns = {"user": users, "item": items, "hour": hours, "day": days}
+    found = rank_pairs(labels, columns, 2)
+    assert {*found} == {("user", "item"), ("item", "hour")}

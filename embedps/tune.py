@@ -22,6 +22,7 @@ from embedps.config_fields import check, option
 from embedps.console import command_line, flags
 from embedps.console.lines import say, show
 from embedps.data.dataset import Dataset
+from embedps.data.repeated_rows import are_split_apart
 from embedps.errors import UsageError
 from embedps.run.candidates import MODELS, base_options, first_candidates
 from embedps.run.config import TrainConfig
@@ -138,6 +139,13 @@ def tune(config: TuneConfig) -> None:
                     f"minutes: each candidate is scored by {settings.metric} on up to {folds} "
                     f"shares of {_SHARE:.0%}"
                 )
+                if are_split_apart(dataset):
+                    say(
+                        "warning: most training rows are equal to others, and the eval split has "
+                        "none of them: its score is not that of rows like these. Equal records are "
+                        "in one split: give the input a column that tells them apart, such as a "
+                        "row's number"
+                    )
                 search.run()
                 search.choose()
     finally:
@@ -149,7 +157,7 @@ def _check_labels(dataset: Dataset, base: dict[str, Any], folds: int) -> None:
     """Checks that each inner share has labels of both kinds.
 
     Raises:
-      UsageError: one has not, or the first label is not binary.
+      UsageError: one has not, or the first label is not binary, or of one value.
     """
     import numpy as np
     import pyarrow.parquet as pq
@@ -165,6 +173,12 @@ def _check_labels(dataset: Dataset, base: dict[str, Any], folds: int) -> None:
         path = dataset.absolute_path(file)
         with naming(path):
             labels[str(path)] = pq.read_table(path, columns=[dataset.label])[0].to_numpy()
+    values = np.unique(np.concatenate([np.zeros(0), *labels.values()]))
+    if len(known := values[~np.isnan(values)]) == 1:
+        raise UsageError(
+            f"the label {dataset.label} of {dataset.directory} is {known[0]:g} in all training "
+            "rows: there is nothing to learn"
+        )
     for fold in range(folds):
         options = LedgerOptions(
             batch_rows=base["batch_size"],

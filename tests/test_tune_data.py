@@ -49,6 +49,9 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
     assert "needs a local --model-dir" in refused(capsys, data, "--model-dir=s3://b/m")
     few = write_dataset(tmp_path / "few", train=(12,), evaluation=(10,))
     assert "is too small to tune on" in refused(capsys, f"--data={few.directory}", where)
+    same = write_rows(tmp_path / "same", label=np.ones(500))
+    assert "label of" in (error := refused(capsys, f"--data={same.directory}", where))
+    assert "is 1 in all training rows: there is nothing to learn" in error
     late = write_rows(tmp_path / "late", label=np.arange(500) < 400)
     error = refused(capsys, f"--data={late.directory}", where)
     assert "one of 100 rows has 0 positives" in error

@@ -1,0 +1,54 @@
+"""Tells whether rows that occur many times are all in one split.
+
+Ingest holds rows out by a hash of their record, so equal records are in one split. If a dataset has
+few kinds of rows, an id may have one label in one split, and the other label in the other.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedps.data.arrow_errors import naming
+from embedps.data.dataset import Dataset
+
+_MAX_ROWS = 200_000
+_FEW = 0.5
+"""Kinds of rows per row."""
+
+
+def are_split_apart(dataset: Dataset) -> bool:
+    """Tells whether the eval split has none of the training rows, most of which are repeated.
+
+    It reads the first rows of each split. Of rows with lists this is not known.
+
+    Raises:
+      DatasetError: a file cannot be read.
+    """
+    columns = (*dataset.numeric, *dataset.categorical)
+    if not all(name in dataset.splits for name in ("train", "eval")) or any(
+        column.ragged for column in dataset.categorical
+    ):
+        return False
+    names = [*dict.fromkeys((dataset.label, *(column.name for column in columns)))]
+    train, held = (_first_rows(dataset, split, names) for split in ("train", "eval"))
+    if train is None or held is None:
+        return False
+    kinds = _kinds(train)
+    if kinds.num_rows > _FEW * train.num_rows:
+        return False
+    of_eval = _kinds(held)
+    together = _kinds(pa.concat_tables([kinds, of_eval]))
+    return bool(together.num_rows == kinds.num_rows + of_eval.num_rows)
+
+
+def _first_rows(dataset: Dataset, split: str, names: list[str]) -> pa.Table | None:
+    for path in dataset.paths(split):
+        with naming(path), pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_MAX_ROWS, columns=names):
+                return pa.Table.from_batches([batch])
+    return None
+
+
+def _kinds(rows: pa.Table) -> pa.Table:
+    return rows.group_by(rows.column_names).aggregate([])

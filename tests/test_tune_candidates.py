@@ -41,6 +41,25 @@ def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> 
     assert any(c.options.get("numeric_l2") == 30 for c in changed)
 
 
+def test_networks_of_numbers_decay_and_are_of_data_with_numbers(clicks: Dataset) -> None:
+    standard = [
+        (each.model, each.options["dense_weight_decay"])
+        for each in first_candidates(clicks, ("wide_deep", "deepfm"))
+        if each.options.get("numeric_standard")
+    ]
+    assert standard == [("wide_deep", 1.0)]
+    bare = dataclasses.replace(clicks, numeric=())
+    counts = [len(first_candidates(of, ("wide_deep",))) for of in (clicks, bare)]
+    assert counts[0] > counts[1]
+    base = {"data": "D", "model_dir": "M"}
+    for model in ("wide_deep", "deepfm", "dcn_v2", "dlrm", "fm", "logistic_regression"):
+        for decay in (0.0, 1.0):
+            options = {"epochs": 2, "dense_weight_decay": decay}
+            around = neighbors(Candidate(model=model, options=options), base, clicks)
+            found = {each.options["dense_weight_decay"] for each in around}
+            assert found == ({decay} if model in ("fm", "logistic_regression") else {0.0, 1.0})
+
+
 def test_flags_of_yes_and_no_train_the_same_candidate(clicks: Dataset) -> None:
     for value in (True, False):
         found = Candidate(model="logistic_regression", options={"numeric_standard": value})

@@ -50,8 +50,21 @@ Its large steps swing until the rates fall, so no epoch before the last tells th
 """
 _WIDE = {"deep_mlp": (256, 128), "top_mlp": (256, 128), "bottom_mlp": (256, 64)}
 _NARROW = {name: PRESETS["small"][name] for name in _WIDE}
-_DEEPER = {**_WIDE, "dropout": 0.1, "dense_learning_rate": 0.003}
+_DEEPER = {
+    **_WIDE,
+    "sparse_learning_rate": 0.1,
+    "dropout": 0.1,
+    "dense_learning_rate": 0.003,
+    "dense_weight_decay": 1.0,
+}
 """For labels that a few numbers decide together, in ways that no line and no pair has."""
+_NUMBERS = {
+    **_DEEPER,
+    "sparse_learning_rate": 0.003,
+    "numeric_bins": 0,
+    "numeric_standard": True,
+}
+"""For labels that ratios of numbers decide, of which bins tell little: rows hardly learn."""
 _FREER = {"sparse_learning_rate": 3.0, "numeric_bins": 48, "dense_learning_rate": 0.01}
 _FREEST = {"sparse_learning_rate": 10.0, "numeric_bins": 48, "dense_learning_rate": 0.03}
 """For labels that follow from what a row shows: SGD of few steps shrinks weights as L2 does."""
@@ -63,6 +76,7 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", _DECAYED),
     ("wide_deep", {}),
     ("wide_deep", _DEEPER),
+    ("wide_deep", _NUMBERS),
     ("logistic_regression", {**_FREER, "cross": _PAIRS}),
     ("dcn_v2", {**_ADAGRAD, **_WIDE, "dropout": 0.1, "embedding_dim": 16}),
     ("deepfm", {**_ADAGRAD, "embedding_dim": 16}),
@@ -183,8 +197,8 @@ def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]
 
 
 def _is_of_numbers(options: Mapping[str, Any]) -> bool:
-    """Whether what tells a candidate from the others is a penalty of the weights of numbers."""
-    return "numeric_l2" in options and "row_l2" not in options
+    """Whether what tells a candidate from the others is of numbers alone."""
+    return bool({"numeric_l2", "numeric_standard"} & options.keys()) and "row_l2" not in options
 
 
 def neighbors(candidate: Candidate, base: Mapping[str, Any], dataset: Dataset) -> list[Candidate]:
@@ -229,6 +243,8 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
     yield from ({"list_combiner": each} for each in combiners if each != now.get("list_combiner"))
     yield _NARROW if is_wide else _WIDE
     yield {"dropout": 0.2 if now.get("dropout", 0) >= 0.4 else 0.5}
+    if now.keys() & _WIDE.keys():
+        yield {"dense_weight_decay": 0.0 if now["dense_weight_decay"] else 1.0}
     yield {"embedding_dim": 2 * now.get("embedding_dim", 8)}
     yield {"min_count": 3 if now["min_count"] == 1 else 1}
     yield _ADAGRAD if now["sparse_optimizer"] == "sgd" else sgd

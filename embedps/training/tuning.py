@@ -62,7 +62,7 @@ _NUM_PLAIN = 3
 _PLAIN_SHARE, _BREADTH_SHARE, _FIRST_SHARE = 0.3, 0.5, 0.7
 """Of the time, after which only the best of the plain regressions goes on whatever comes; after
 which no more of the first candidates begin; and after which only the best of them goes on."""
-_LEAST_MODELS = 6
+_LEAST_MODELS = 7
 """How many of the first candidates begin beside the plain regressions, whatever these took."""
 _FAR = 2.0
 _AS_GOOD = 0.01

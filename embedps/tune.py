@@ -12,6 +12,7 @@ the chosen model anew, on other data too, by the flags that the last line gives.
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from embedps.data.repeated_rows import are_split_apart
 from embedps.errors import UsageError
 from embedps.run.candidates import MODELS, base_options, first_candidates
 from embedps.run.config import TrainConfig
-from embedps.run.evaluation_config import INNER
+from embedps.run.evaluation_config import INNER, INNER_LOSS
 from embedps.run.preparation import prepare_directory
 from embedps.run.run_lock import RunLock
 from embedps.run.tf_config import read_tf_config
@@ -40,6 +41,8 @@ if TYPE_CHECKING:  # it imports TensorFlow
 _SHARE = 0.2
 _FEW_ROWS, _FOLDS_OF_FEW, _FOLDS = 20_000, 5, 3
 FILE_NAME = "tuning.json"
+_LEAKED_AUC, _LEAKED_LOSS = 0.999, 0.03
+"""Scores of held-out rows that no click model has; the loss is a share of the labels' entropy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,6 +201,16 @@ def _check_labels(dataset: Dataset, base: dict[str, Any], folds: int) -> None:
             )
 
 
+def _is_too_good(metric: str, score: float, dataset: Dataset) -> bool:
+    """Tells whether a column may be made of the label."""
+    if metric != INNER_LOSS:
+        return metric == f"{INNER}auc" and score > _LEAKED_AUC
+    train = dataset.split("train")
+    share = train.positives / train.rows
+    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share) if 0 < share < 1 else 0
+    return score < _LEAKED_LOSS * entropy
+
+
 def _train(config: TuneConfig, search: Search, settings: Settings, dataset: Dataset) -> None:
     """Trains the chosen candidate on all rows, and says what it is and why."""
     from embedps.training.trainer import Trainer
@@ -205,6 +218,11 @@ def _train(config: TuneConfig, search: Search, settings: Settings, dataset: Data
 
     candidate = search.chosen
     say(search.reason())
+    if _is_too_good(settings.metric, search.record.chosen["score"], dataset):
+        say(
+            "warning: that model tells the labels of held-out rows almost without error: see that "
+            "no column is made of the label, or known only after it"
+        )
     run = final_run(candidate, settings, dataset)
     trainer = Trainer(run.recommender(dataset), dataset, run.config)
     show(str(trainer.fit()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +14,50 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
-from embedps.run.candidates import MODELS, first_candidates
+from embedps.run.candidates import MODELS, Candidate, first_candidates
 from embedps.run.summary import read_json, write_json
 from tests.builders import write_dataset
 from tests.tuning_helpers import only_tries, refused, write_rows
 
 
 def test_dataset_of_50_rows_with_constant_columns_is_tuned_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = write_rows(tmp_path / "set", label=np.arange(50) % 3 == 0)
     known = first_candidates(dataset, MODELS)
     assert not any("cross" in each.options for each in known)  # one id has no pairs
     monkeypatch.setattr(tune, "_FOLDS_OF_FEW", 2)
     only_tries(monkeypatch, known[0])
+    monkeypatch.setattr(tune, "are_split_apart", lambda of: of == dataset)
     flags = [f"--data={dataset.directory}", f"--model-dir={tmp_path / 'm'}", "--metric=auprc"]
     assert command_line.run(tune.main, flags) == 0
+    assert capsys.readouterr().out.count("most training rows are equal to others") == 1
     record = read_json(tmp_path / "m" / tune.FILE_NAME)
     (scores,) = (t["scores"] for t in record["tried"].values() if len(t["scores"]) == 2)
     assert all(0 < score <= 1 for score in scores)
     assert read_json(tmp_path / "m" / "summary.json")["units"]["done"] == 2
+
+
+def test_a_model_that_tells_held_out_labels_without_error_is_suspected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng, labels = np.random.default_rng(0), np.arange(400) % 3 == 0
+    honest, leaking = (
+        write_rows(tmp_path / name, label=labels, x=noise)
+        for name, noise in (("honest", rng.normal(labels, 1)), ("leaking", 100.0 * labels))
+    )
+    monkeypatch.setattr(tune, "_FOLDS_OF_FEW", 2)
+    of_numbers = {"dense_learning_rate": 0.3, "sparse_learning_rate": 0.001}
+    only_tries(monkeypatch, Candidate(model="logistic_regression", options=of_numbers))
+    for dataset, wanted in ((honest, False), (leaking, True)):
+        model_dir = tmp_path / f"m{wanted}"
+        flags = [f"--data={dataset.directory}", f"--model-dir={model_dir}", "--metric=auc"]
+        assert command_line.run(tune.main, flags) == 0
+        assert ("column is made of the label" in capsys.readouterr().out) is wanted
+    entropy = -math.log(1 / 3) / 3 - 2 * math.log(2 / 3) / 3
+    for share, wanted in ((0.01, True), (0.1, False)):
+        assert tune._is_too_good("inner_loss", share * entropy, honest) is wanted
+    assert not tune._is_too_good("inner_gauc", 1.0, honest)
 
 
 def test_what_cannot_be_tuned_is_refused_in_one_line(

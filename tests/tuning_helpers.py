@@ -34,12 +34,13 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
     return error
 
 
-def write_rows(directory: Path, *, label: Any) -> Dataset:
+def write_rows(directory: Path, *, label: Any, x: Any = None) -> Dataset:
     """A dataset of rows in this order; a number and a column of ids are constant."""
     rng, rows = np.random.default_rng(0), len(label)
+    x = rng.normal(np.asarray(label), 1) if x is None else x
     columns: dict[str, np.ndarray[Any, Any]] = {
         "label": np.asarray(label, np.float32),
-        "x": rng.normal(np.asarray(label), 1).astype(np.float32),
+        "x": np.asarray(x, np.float32),
         "same": np.ones(rows, np.float32),
         "id": rng.integers(0, 3, rows),
         "one": np.zeros(rows, np.int64),

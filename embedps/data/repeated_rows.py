@@ -25,12 +25,12 @@ def are_split_apart(dataset: Dataset) -> bool:
     Raises:
       DatasetError: a file cannot be read.
     """
-    columns = (*dataset.numeric, *dataset.categorical)
     if not all(name in dataset.splits for name in ("train", "eval")) or any(
         column.ragged for column in dataset.categorical
     ):
         return False
-    names = [*dict.fromkeys((dataset.label, *(column.name for column in columns)))]
+    names = [dataset.label, *(c.name for c in dataset.numeric)]
+    names += [c.name for c in dataset.categorical]
     train, held = (_first_rows(dataset, split, names) for split in ("train", "eval"))
     if train is None or held is None:
         return False

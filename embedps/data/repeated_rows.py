@@ -20,14 +20,15 @@ _FEW = 0.5
 def are_split_apart(dataset: Dataset) -> bool:
     """Tells whether the eval split has none of the training rows, most of which are repeated.
 
-    It reads the first rows of each split. Of rows with lists this is not known.
+    It reads the first rows of each split. Of rows with lists this is not known. Where time or a key
+    decides the split, that is as asked for.
 
     Raises:
       DatasetError: a file cannot be read.
     """
-    if not all(name in dataset.splits for name in ("train", "eval")) or any(
-        column.ragged for column in dataset.categorical
-    ):
+    if dataset.input.options.get("split_by") != "record":
+        return False
+    if not {"train", "eval"} <= dataset.splits.keys() or any(c.ragged for c in dataset.categorical):
         return False
     names = [dataset.label, *(c.name for c in dataset.numeric)]
     names += [c.name for c in dataset.categorical]

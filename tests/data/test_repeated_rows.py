@@ -13,7 +13,9 @@ import embedps
 from embedps.data.repeated_rows import are_split_apart
 
 
-def make(folder: Path, *, eval_fraction: float = 0.2, **columns: Any) -> embedps.Dataset:
+def make(
+    folder: Path, *, eval_fraction: float = 0.2, split_key: tuple[str, ...] = (), **columns: Any
+) -> embedps.Dataset:
     """Rows of a number that may be missing, an id and a label; other columns are not declared."""
     rng = np.random.default_rng(0)
     shop, click = rng.integers(0, 20, 1000), rng.integers(0, 2, 1000)
@@ -27,8 +29,14 @@ def make(folder: Path, *, eval_fraction: float = 0.2, **columns: Any) -> embedps
         ],
     }
     known = {"click": click, "price": pa.array(price, from_pandas=True), "shop": shop}
+    options: dict[str, Any] = {"split_key": split_key} if split_key else {}
     return embedps.Dataset.from_arrow(
-        pa.table({**known, **columns}), folder, schema, eval_fraction=eval_fraction, num_shards=1
+        pa.table({**known, **columns}),
+        folder,
+        schema,
+        eval_fraction=eval_fraction,
+        num_shards=1,
+        **options,
     )
 
 
@@ -36,6 +44,7 @@ def test_rows_of_few_kinds_are_split_apart(tmp_path: Path) -> None:
     assert are_split_apart(make(tmp_path / "few"))
     # A column that the schema leaves out tells records apart: both splits have rows of each kind.
     assert not are_split_apart(make(tmp_path / "numbered", number=np.arange(1000)))
+    assert not are_split_apart(make(tmp_path / "shops", split_key=("shop",)))
 
 
 @pytest.mark.parametrize("eval_fraction", [0.0, 0.2])

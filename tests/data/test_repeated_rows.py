@@ -49,7 +49,7 @@ def test_rows_of_few_kinds_are_split_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("eval_fraction", [0.0, 0.2])
 def test_rows_that_differ_are_not(tmp_path: Path, eval_fraction: float) -> None:
-    prices = {"price": np.random.default_rng(1).normal(0, 1, 1000)}
+    prices: dict[str, Any] = {"price": np.random.default_rng(1).normal(0, 1, 1000)}
     assert not are_split_apart(make(tmp_path / "set", eval_fraction=eval_fraction, **prices))
 
 

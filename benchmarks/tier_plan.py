@@ -21,7 +21,7 @@ from benchmarks.example_columns import describe
 from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
 from benchmarks.layout import Part, Table
 from benchmarks.tiers import smaller
-from benchmarks.workload import files, make_batches
+from benchmarks.workload import ZIPF_EXPONENT, files, make_batches
 from embedps.config_fields import option
 from embedps.data.dataset import describe_file
 from embedps.data.dataset_metadata import Split
@@ -49,7 +49,9 @@ class _AtUnits(embedps.Callback):
             self.found.append((time.monotonic(), self._rows, tier.read))
 
 
-def train(data: str, max_bytes: int, spill: str | None, epochs: int) -> dict[str, float]:
+def train(
+    data: str, max_bytes: int, spill: str | None, epochs: int, batch_size: int
+) -> dict[str, float]:
     """Trains; gives the speed and the reads of epochs after the first, but for two units."""
     with tempfile.TemporaryDirectory() as model_dir:
         config = embedps.TrainConfig.from_options(
@@ -58,6 +60,7 @@ def train(data: str, max_bytes: int, spill: str | None, epochs: int) -> dict[str
             model_dir=model_dir,
             eval="none",
             epochs=epochs + 1,
+            batch_size=batch_size,
             unit_rows=_UNIT_ROWS,
             delta_secs=1e6,
             max_memory_bytes=max_bytes,
@@ -89,17 +92,24 @@ class Config(Options):
     examples: int = option(300_000, "of an epoch", least=50_000)
     epochs: int = option(1, "that are measured, after the first", least=1)
     percents: tuple[int, ...] = option((50, 25, 10), "of the rows in memory", least=1, most=99)
+    batch_size: int = option(2048, "of a step", least=1)
+    zipf_exponent: float = option(ZIPF_EXPONENT, "of the ids", above=0, most=10)
     spill_dir: str = option("/tmp", "on the disk to measure", metavar=DIR)
 
 
 def measure(config: Config, run: Run) -> Content:
     """Plans and runs each share."""
     before = run.earlier()
-    is_same = before.get("config", {}).get("examples") == config.examples
+    of_earlier = before.get("config", {})
+    is_same = all(
+        of_earlier.get(name) == getattr(config, name)
+        for name in ("examples", "batch_size", "zipf_exponent")
+    )
     found: dict[str, Any] = before.get("results", {}).get("cases", {}) if is_same else {}
     workload = smaller(config.rows)
+    examples = make_batches(workload, config.examples, zipf_exponent=config.zipf_exponent)
     with (
-        files(workload, make_batches(workload, config.examples)) as folder,
+        files(workload, examples) as folder,
         tempfile.TemporaryDirectory(dir=config.spill_dir) as spill,
     ):
         columns = describe(workload.num_numerics, len(workload.cardinalities))
@@ -108,6 +118,7 @@ def measure(config: Config, run: Run) -> Content:
         dataset = dataclasses.replace(columns, directory=folder, splits={"train": split})
         dataset.save()
         shared = [f"--data={folder}", "--model=dlrm", f"--unit-rows={_UNIT_ROWS}"]
+        shared.append(f"--batch-size={config.batch_size}")
         rows = 0
         for percent in config.percents:
             if not rows:
@@ -116,20 +127,21 @@ def measure(config: Config, run: Run) -> Content:
             heads = rows * _HEAD_BYTES + _TABLE_BYTES * len(workload.cardinalities)
             most = heads + rows * _FLOAT_BYTES * percent // 100
             plan = _plan(folder, [*shared, f"--max-memory-bytes={most}", f"--spill-dir={spill}"])
-            seen = _train(folder, spill, most, config.epochs)
-            in_memory = _train(folder, spill, 0, config.epochs)
+            seen = _train(folder, spill, most, config)
+            in_memory = _train(folder, spill, 0, config)
             found[str(percent)] = _compare(plan, seen, in_memory, most)
             print(f"{percent}%: {json.dumps(found[str(percent)])}", flush=True)
     return {"results": {"rows": rows, "cases": found}}
 
 
-def _train(folder: Path, spill: str, max_bytes: int, epochs: int) -> dict[str, Any]:
+def _train(folder: Path, spill: str, max_bytes: int, config: Config) -> dict[str, Any]:
     made: dict[str, Any] = child.call(
         "benchmarks.tier_plan:train",
         data=str(folder),
         max_bytes=max_bytes,
         spill=spill if max_bytes else None,
-        epochs=epochs,
+        epochs=config.epochs,
+        batch_size=config.batch_size,
     )
     return made
 
@@ -155,7 +167,7 @@ def _compare(
     }
     return {
         "max_memory_bytes": max_bytes,
-        "miss_us": round(1e6 * plan["miss_secs"], 2),
+        "miss_us": round(1e6 * plan["miss"]["secs"], 2),
         **{what: _pair(*of) for what, of in pairs.items()},
     }
 

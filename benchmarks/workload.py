@@ -78,10 +78,16 @@ class Batches:
     labels: npt.NDArray[np.float32]
 
 
-def make_batches(workload: Workload, rows: int, *, seed: int = 1) -> Batches:
-    """Draws examples: permuted ranks r, p ~ 1 / r^1.05, by the inverse of the continuous CDF."""
+def make_batches(
+    workload: Workload, rows: int, *, seed: int = 1, zipf_exponent: float = ZIPF_EXPONENT
+) -> Batches:
+    """Draws examples: permuted ranks r, p ~ 1 / r^exponent, by the inverse of the continuous CDF.
+
+    Args:
+      zipf_exponent: other than 1.
+    """
     rng = np.random.default_rng(seed)
-    exponent = 1.0 - ZIPF_EXPONENT
+    exponent = 1.0 - zipf_exponent
     ids = np.empty((len(workload.cardinalities), rows), np.int64)
     for feature, cardinality in enumerate(workload.cardinalities):
         u = rng.random(rows)

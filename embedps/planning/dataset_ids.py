@@ -17,6 +17,7 @@ from embedps.checkpoint.format.row_hashes import row_hashes, shards_of
 from embedps.data.dataset import Dataset
 from embedps.data.distinct_ids import DistinctSketch
 from embedps.engine.step_model import StepModel
+from embedps.planning.step_sample import StepSample
 from embedps.run.config import TrainConfig
 from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.ledger import Ledger
@@ -105,9 +106,20 @@ def known_rows(groups: Sequence[TableGroup], dataset: Dataset) -> dict[str, Tabl
 
 
 def count_rows(
-    model: StepModel, groups: Sequence[TableGroup], dataset: Dataset, progress: Progress
+    model: StepModel,
+    groups: Sequence[TableGroup],
+    dataset: Dataset,
+    progress: Progress,
+    *,
+    batch_rows: int = _SCAN_ROWS,
+    sample: StepSample | None = None,
 ) -> dict[str, TableRows]:
-    """Counts the distinct ids that each table is asked for in the training split."""
+    """Counts the distinct ids that each table is asked for in the training split.
+
+    Args:
+      batch_rows: to read at once; those of a step, for a sample.
+      sample: is given each batch's.
+    """
     sketches = {table.name: DistinctSketch() for group in groups for table in group.tables}
     total = dataset.split("train").rows
     points = [max(1, round(total * share)) for share in _GROWTH_SHARES]
@@ -119,14 +131,18 @@ def count_rows(
         for name, sketch in sketches.items():
             counts[name].append(sketch.count)
 
-    reader = model.input(batch_rows=min(_SCAN_ROWS, points[0]), shuffle_rows=0)
+    reader = model.input(batch_rows=min(batch_rows, points[0]), shuffle_rows=0)
     for path in dataset.paths("train"):
         handle = reader.open(str(path), 0, -1)
         while (batch := reader.next(handle)).num_rows.numpy():
             columns = model.prepare(batch.columns, training=True)
+            found: dict[str, NDArray[np.uint64]] = {}
             for group in groups:
-                for name, hashes in _distinct(group, columns).items():
-                    sketches[name].add(hashes.view(np.int64))
+                found |= _distinct(group, columns)
+            for name, hashes in found.items():
+                sketches[name].add(hashes.view(np.int64))
+            if sample is not None:
+                sample.add(found)
             read += int(batch.num_rows)
             if points and read >= points[0]:
                 points = [point for point in points if point > read]

@@ -23,10 +23,11 @@ from embedps.planning.memory import MemoryCurve, spare_bytes
 from embedps.planning.plan_config import PlanConfig
 from embedps.planning.row_limits import HeldRows, hold_rows
 from embedps.planning.speed import Machines, MeasuredStep
-from embedps.planning.step_traffic import ServerStep, place_variables, predict
+from embedps.planning.step_sample import StepSample
+from embedps.planning.step_traffic import Network, ServerStep, predict
 from embedps.planning.sync_modes import ModePlan, calls_of, plan_modes, speed_of
 from embedps.planning.tier_hits import TierPlan, plan_tier
-from embedps.planning.tier_speed import measure_miss
+from embedps.planning.tier_speed import MissCost, measure_miss, step_secs
 from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
 from embedps.tables.byte_limits import ServerLimit, evicted_bytes
@@ -115,7 +116,7 @@ class Plan:
       max_server_bytes: the limit that all tables of a server share; 0 is no limit.
       max_memory_bytes: the memory that they share, if other rows are on disk; 0 is all.
       tiers: with that memory, for several numbers of servers.
-      miss_secs: of a row on disk, measured in spill_dir; 0 if it was not.
+      miss: the cost of a row on disk, measured in spill_dir; None if it was not.
       tables: of the model.
       servers: for several numbers of servers.
       needed_ps: the fewest servers whose memory holds the tables.
@@ -133,7 +134,7 @@ class Plan:
     max_server_bytes: int
     max_memory_bytes: int
     tiers: list[TierPlan]
-    miss_secs: float
+    miss: MissCost | None
     tables: list[TablePlan]
     servers: list[ServersPlan]
     needed_ps: int | None
@@ -174,9 +175,10 @@ def make_plan(
         ServerLimit(max_bytes=limit_bytes).check(groups, ["server"], keeps_evicted=keeps_evicted)
     memory_bytes = config.eviction.max_memory_bytes
     limits = _Limits(limit_bytes, memory_bytes, evicted_bytes(groups, keeps_evicted=keeps_evicted))
-    rows, steps = _read_ids(model, groups, dataset, config, asked)
+    spilled = [group for group in groups if memory_bytes and not group.in_memory]
+    rows, steps, sample = _read_ids(model, groups, dataset, config, asked, spilled)
     measured = _measure(recommender, dataset, config, asked)
-    network = _Network(model, variables, sizes)
+    network = Network(model, variables, sizes)
     curves = [
         MemoryCurve(group, max(rows[table.name].rows for table in group.tables)) for group in groups
     ]
@@ -191,7 +193,6 @@ def make_plan(
     examples = dataset.split("train").rows
     per_step = steps.num_rows / max(steps.num_steps, 1)
     cluster = config.cluster
-    spilled = [group for group in groups if not group.in_memory]
     tiers = [
         plan_tier(
             spilled,
@@ -200,20 +201,24 @@ def make_plan(
             num_ps=of.num_ps,
             max_memory_bytes=memory_bytes,
             examples=examples,
+            sample=sample,
+            shuffles=config.shuffle,
+            lanes=1 if cluster.num_ps else cluster.num_workers,
         )
         for of in servers
-        if memory_bytes and spilled
+        if spilled
     ]
-    miss_secs = 0.0
+    miss: MissCost | None = None
     if measured and tiers and tiers[0].misses:
         say("measuring the disk: 2 s")
-        miss_secs = measure_miss(
+        miss = measure_miss(
             spilled,
             config.eviction.spill_dir or "",
             rows_on_disk=sum(rows[t.name].rows for g in spilled for t in g.tables) - tiers[0].rows,
             misses=tiers[0].misses,
         )
-    disk_secs = {each.num_ps: each.misses * miss_secs for each in tiers}
+    of_tier = {each.num_ps: each for each in tiers}
+    disk_secs = {each.num_ps: each.misses * (miss.secs if miss else 0.0) for each in tiers}
     workers, local = _plan_workers(
         servers, fits, measured, asked, examples, per_step, disk_secs, cluster=cluster
     )
@@ -225,7 +230,7 @@ def make_plan(
         max_server_bytes=limit_bytes,
         max_memory_bytes=memory_bytes,
         tiers=tiers,
-        miss_secs=miss_secs,
+        miss=miss,
         tables=tables,
         servers=servers,
         needed_ps=fits[0] if fits else None,
@@ -233,9 +238,9 @@ def make_plan(
         local=local,
         local_with_disk={
             speed.name_of(each.num_ps, each.num_workers): per_step
-            / (1 / each.steps_per_sec + disk_secs[max(each.num_ps, 1)])
+            / step_secs(each, of_tier[max(each.num_ps, 1)], miss)
             for each in measured
-            if miss_secs
+            if miss
         },
         measured=measured,
         modes=[
@@ -254,45 +259,28 @@ def make_plan(
     )
 
 
-class _Network:
-    """The network's variables, as a server's part of a step counts them."""
-
-    def __init__(
-        self, model: StepModel, variables: Sequence[tf.Variable], sizes: Sequence[int]
-    ) -> None:
-        self._sizes = sizes
-        self.wire_share = tf.as_dtype(model.recommender.wire_dtype).size / 4
-        sent = {id(v) for v in model.model.trainable_variables}
-        exact = {id(v) for v in model.state}
-        self._floats = [
-            self._floats_of(v, size) if id(v) in sent else size * (id(v) in exact)
-            for v, size in zip(variables, sizes, strict=True)
-        ]
-
-    def _floats_of(self, variable: tf.Variable, size: int) -> float:
-        return size * (self.wire_share if variable.shape.rank > 1 else 1)
-
-    def floats_by_server(self, num_ps: int) -> list[float]:
-        """Counts the floats that each server sends and gets per step."""
-        placed = place_variables(self._sizes, num_ps)
-        return [sum(self._floats[i] for i in of_server) for of_server in placed]
-
-
 def _read_ids(
     model: StepModel,
     groups: Sequence[TableGroup],
     dataset: Dataset,
     config: TrainConfig,
     asked: PlanConfig,
-) -> tuple[dict[str, TableRows], StepIds]:
+    spilled: Sequence[TableGroup],
+) -> tuple[dict[str, TableRows], StepIds, StepSample | None]:
     total = dataset.split("train").rows
     with ProgressLine("reading steps", total, unit="rows") as line:
         steps = dataset_ids.sample_steps(model, groups, dataset, config, _adding(line))
     if not asked.scan:
-        return dataset_ids.known_rows(groups, dataset), steps
+        return dataset_ids.known_rows(groups, dataset), steps, None
+    sample: StepSample | None = None
+    batches: dict[str, Any] = {}
+    if spilled:
+        names = [table.name for group in spilled for table in group.tables]
+        sample = StepSample(names, unit_steps=math.ceil(steps.unit_steps))
+        batches = {"batch_rows": config.batch_size, "sample": sample}
     with ProgressLine("counting ids", total, unit="rows") as line:
-        rows = dataset_ids.count_rows(model, groups, dataset, _adding(line))
-    return rows, steps
+        rows = dataset_ids.count_rows(model, groups, dataset, _adding(line), **batches)
+    return rows, steps, sample
 
 
 def _adding(line: ProgressLine) -> dataset_ids.Progress:
@@ -395,7 +383,7 @@ def _plan_servers(
     curves: Sequence[MemoryCurve],
     rows: Mapping[str, TableRows],
     steps: StepIds,
-    network: _Network,
+    network: Network,
     base_bytes: int,
     limits: _Limits,
 ) -> ServersPlan:

@@ -97,8 +97,8 @@ def _tier(plan: Plan) -> str:
             text += f"; {each.num_ps} have all"
             break
         text += f"; {each.num_ps} have {each.hits:.0%}"
-    if plan.miss_secs:
-        text += f"; a row on disk takes {1e6 * plan.miss_secs:.1f} us"
+    if plan.miss:
+        text += f"; a row on disk takes {1e6 * plan.miss.secs:.1f} us"
     return text
 
 

@@ -14,6 +14,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import tensorflow as tf
+
+from embedps.engine.step_model import StepModel
 
 TERMS = {
     "bytes_in": (
@@ -92,3 +95,27 @@ def place_variables(sizes: Sequence[int], num_servers: int) -> list[list[int]]:
         servers[server].append(i)
         held[server] += size
     return servers
+
+
+class Network:
+    """The network's variables, as a server's part of a step counts them."""
+
+    def __init__(
+        self, model: StepModel, variables: Sequence[tf.Variable], sizes: Sequence[int]
+    ) -> None:
+        self._sizes = sizes
+        self.wire_share = tf.as_dtype(model.recommender.wire_dtype).size / 4
+        sent = {id(v) for v in model.model.trainable_variables}
+        exact = {id(v) for v in model.state}
+        self._floats = [
+            self._floats_of(v, size) if id(v) in sent else size * (id(v) in exact)
+            for v, size in zip(variables, sizes, strict=True)
+        ]
+
+    def _floats_of(self, variable: tf.Variable, size: int) -> float:
+        return size * (self.wire_share if variable.shape.rank > 1 else 1)
+
+    def floats_by_server(self, num_ps: int) -> list[float]:
+        """Counts the floats that each server sends and gets per step."""
+        placed = place_variables(self._sizes, num_ps)
+        return [sum(self._floats[i] for i in of_server) for of_server in placed]

@@ -14,7 +14,8 @@ from embedps.errors import UsageError
 from embedps.planning import plan as planning
 from embedps.planning.plan_config import PlanConfig
 from embedps.planning.speed import Machines, predict_speed
-from embedps.planning.tier_speed import measure_miss
+from embedps.planning.tier_hits import TierPlan
+from embedps.planning.tier_speed import MissCost, measure_miss, step_secs
 from embedps.run.config import TrainConfig
 from embedps.tables import FeatureSpec, Initializer, MinCount, TableSpec
 from embedps.tables.groups import group_tables
@@ -50,14 +51,44 @@ def test_disks_limit_workers_that_a_disk_does_not_serve(num_ps: int, limit: str)
 
 def test_a_row_on_disk_takes_time_and_leaves_no_file(tmp_path: Path) -> None:
     declared = tables(
-        admission=MinCount(count=2), capacity=5, initializer=Initializer(kind="constant")
+        admission=MinCount(count=2),
+        capacity=5,
+        initializer=Initializer(kind="constant"),
+        frozen_steps=7,
     )
     groups = group_tables(declared, FEATURES)
-    secs = measure_miss(groups, str(tmp_path / "spill"), rows_on_disk=1000, misses=100.0)
-    assert 1e-8 < secs < 1.0
+    miss = measure_miss(groups, str(tmp_path / "spill"), rows_on_disk=1000, misses=100.0)
+    assert 1e-8 < miss.secs < 1.0
+    assert 0 <= miss.cpu_secs < 1.0
     assert list((tmp_path / "spill").iterdir()) == []
     with pytest.raises(UsageError, match=r"spill_dir .* must be a directory"):
         measure_miss(groups, __file__, rows_on_disk=1000, misses=100.0)
+
+
+def tier_of(*, misses: float, ahead: float) -> TierPlan:
+    return TierPlan(num_ps=1, rows=1, hits=0.5, misses=misses, ahead=ahead)
+
+
+def test_rows_read_ahead_cost_a_step_the_cores_that_they_take() -> None:
+    # A step of 0.25 s keeps half of two cores busy.
+    step = dataclasses.replace(STEP, num_ps=0, cores=2, steps_per_sec=4.0, worker_cpu_secs=0.25)
+    miss = MissCost(secs=1e-3, cpu_secs=4e-4)
+    found = step_secs(step, tier_of(misses=100.0, ahead=60.0), miss)
+    assert found == pytest.approx(40 * 1e-3 + 0.25 + 60 * 4e-4 / 2)
+    busier = dataclasses.replace(step, worker_cpu_secs=99.0)
+    assert step_secs(busier, tier_of(misses=100.0, ahead=60.0), miss) == pytest.approx(
+        40 * 1e-3 + 0.25 + 60 * 4e-4
+    )
+
+
+def test_servers_read_nothing_ahead_and_slow_disks_take_longer_than_steps() -> None:
+    tier = tier_of(misses=100.0, ahead=60.0)
+    miss = MissCost(secs=1e-2, cpu_secs=1e-5)
+    step = dataclasses.replace(STEP, steps_per_sec=4.0)
+    servers = step_secs(dataclasses.replace(step, num_ps=1), tier, miss)
+    assert servers == pytest.approx(0.25 + 100 * 1e-2)
+    alone = step_secs(dataclasses.replace(step, num_ps=0), tier, miss)
+    assert alone == pytest.approx((40 + 60) * 1e-2)
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -78,7 +109,8 @@ def test_speed_is_that_in_memory_and_the_time_of_rows_on_disk(
     measured = [dataclasses.replace(STEP, num_ps=0, num_workers=1, steps_per_sec=4.0)]
     measured.append(dataclasses.replace(STEP, num_workers=1))
     monkeypatch.setattr(planning, "_measure", lambda *_: measured)
-    monkeypatch.setattr(planning, "measure_miss", lambda *_, **given: asked.update(given) or 1e-3)
+    miss = MissCost(secs=1e-3, cpu_secs=1e-4)
+    monkeypatch.setattr(planning, "measure_miss", lambda *_, **given: asked.update(given) or miss)
     plan = planning.make_plan(Recommender(build=build), dataset, config, PlanConfig())
     rows = {table.name: table.rows for table in plan.tables}
     tier = plan.tiers[0]
@@ -90,8 +122,9 @@ def test_speed_is_that_in_memory_and_the_time_of_rows_on_disk(
         return
     assert 0 < tier.misses < sum(table.ids_per_step for table in plan.tables)
     assert asked == {"rows_on_disk": sum(rows.values()) - tier.rows, "misses": tier.misses}
-    for rate in plan.local_with_disk.values():
-        assert rate == pytest.approx(500 / (1 / 4.0 + tier.misses * 1e-3))
+    for rate, of in zip(plan.local_with_disk.values(), measured, strict=True):
+        assert rate == pytest.approx(500 / step_secs(of, tier, miss))
+    assert plan.miss == miss
     assert len(plan.local_with_disk) == len(plan.local) == 2
     assert plan.servers[0].table_bytes[0] <= 6_000_000
     text = " ".join(shown(plan, PlanConfig()).split())

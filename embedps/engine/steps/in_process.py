@@ -10,7 +10,7 @@ from embedps.engine.steps.interface import RowGradients, StepExchange, StepInput
 from embedps.engine.steps.unit_parts import Step
 from embedps.tables.activations import Ids
 
-_STEPS_AHEAD = 4
+STEPS_AHEAD = 4
 
 
 class LocalExchange(StepExchange[StepInputs]):
@@ -24,7 +24,7 @@ class LocalExchange(StepExchange[StepInputs]):
         self._network = parts.model.model
         self._optimizer = parts.optimizer
         if self.collection.memory is not None:
-            self.steps_per_iteration = _STEPS_AHEAD
+            self.steps_per_iteration = STEPS_AHEAD
 
     def read_ahead(self, ids: Mapping[str, Ids]) -> None:
         """Begins to read the rows that are on disk."""

@@ -215,7 +215,7 @@ def make_plan(
             spilled,
             config.eviction.spill_dir or "",
             rows_on_disk=sum(rows[t.name].rows for g in spilled for t in g.tables) - tiers[0].rows,
-            misses=tiers[0].misses,
+            misses=tiers[0].misses - tiers[0].again,
         )
     of_tier = {each.num_ps: each for each in tiers}
     disk_secs = {each.num_ps: each.misses * (miss.secs if miss else 0.0) for each in tiers}

@@ -21,7 +21,8 @@ class StepSample:
     ) -> None:
         """Begins without steps; a unit of an epoch has so many of them."""
         self._tables, self._unit_steps, self._most = tables, unit_steps, most_ids
-        self._steps: list[list[NDArray[np.uint64]]] = []
+        # Of each step, the hashes and how many of them each table has.
+        self._steps: list[tuple[NDArray[np.uint64], NDArray[np.int32]]] = []
         self._num_ids, self._bits = 0, 0
 
     @property
@@ -37,15 +38,24 @@ class StepSample:
     def add(self, hashes: Mapping[str, NDArray[np.uint64]]) -> None:
         """Adds a step: the row hashes of each table's distinct ids."""
         nothing = np.zeros(0, np.uint64)
-        self._steps.append([self._part(hashes.get(name, nothing)) for name in self._tables])
-        self._num_ids += sum(map(len, self._steps[-1]))
+        self._steps.append(self._choose([hashes.get(name, nothing) for name in self._tables]))
+        self._num_ids += len(self._steps[-1][0])
         while self._num_ids > self._most and self._bits < 63:
             self._bits += 1
-            self._steps = [[self._part(each) for each in step] for step in self._steps]
-            self._num_ids = sum(len(each) for step in self._steps for each in step)
+            self._steps = [self._choose(self._by_table(*step)) for step in self._steps]
+            self._num_ids = sum(len(chosen) for chosen, _ in self._steps)
 
-    def _part(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        return np.asarray(hashes[hashes & np.uint64((1 << self._bits) - 1) == 0])
+    def _choose(
+        self, by_table: Sequence[NDArray[np.uint64]]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+        ones = np.uint64((1 << self._bits) - 1)
+        chosen = [hashes[hashes & ones == 0] for hashes in by_table]
+        return np.concatenate(chosen), np.array([len(each) for each in chosen], np.int32)
+
+    def _by_table(
+        self, chosen: NDArray[np.uint64], counts: NDArray[np.int32]
+    ) -> list[NDArray[np.uint64]]:
+        return np.split(chosen, np.cumsum(counts)[:-1])
 
     def steps_of(self, seed: int | None) -> Iterator[list[list[int]]]:
         """Yields each step's hashes by table; with a seed, units come in an order that it makes."""
@@ -54,4 +64,4 @@ class StepSample:
             np.random.default_rng(seed).shuffle(firsts)
         for first in firsts:
             for step in self._steps[first : first + max(self._unit_steps, 1)]:
-                yield [each.tolist() for each in step]
+                yield [each.tolist() for each in self._by_table(*step)]

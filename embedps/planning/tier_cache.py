@@ -7,6 +7,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ class _Rows:
     """A table's rows in memory, by S3-FIFO: a small queue, and a main queue that is a clock."""
 
     def __init__(self, slots: int) -> None:
-        self.slots, self.misses = slots, 0
+        self.slots, self.misses, self.again = slots, 0, 0
         self.by_key: dict[int, _Row] = {}
         self._small: deque[_Row] = deque()
         self._main: deque[_Row] = deque()
@@ -105,6 +106,11 @@ class TierCache:
         """Counts each table's rows that were read from disk."""
         return np.array([rows.misses for rows in self._rows], float)
 
+    @property
+    def again(self) -> NDArray[np.float64]:
+        """Counts those of the misses that were rows of updates, which had left since the lookup."""
+        return np.array([rows.again for rows in self._rows], float)
+
     def take_step(self, keys: Sequence[Sequence[int]]) -> None:
         """Looks up rows, of each table its distinct keys, and updates them.
 
@@ -135,7 +141,9 @@ class TierCache:
                     row.awaited = False
                     self._last[key] = self._steps
         for number, key in later:
+            before = self._rows[number].misses
             self._bring_in(number, key)
+            self._rows[number].again += self._rows[number].misses - before
             self._rows[number].by_key[key].awaited = False
             self._last[key] = self._steps
 
@@ -178,10 +186,24 @@ class TierCache:
             self._main_age = age if first else self._main_age + (age - self._main_age) / _AGES
 
 
+class SimulatedTier(NamedTuple):
+    """What a tier did in the second of two epochs, by table.
+
+    Attributes:
+      rows: in memory at its end.
+      misses: rows of a step that were read from disk.
+      again: those of them that an update read again.
+    """
+
+    rows: NDArray[np.float64]
+    misses: NDArray[np.float64]
+    again: NDArray[np.float64]
+
+
 def simulate_tier(
     sample: StepSample, tables: Sequence[TableMemory], room_bytes: float, *, shuffles: bool
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Takes two epochs; gives each table's rows in memory, and those that the second's steps read.
+) -> SimulatedTier:
+    """Takes two epochs.
 
     A cache with a share of the memory has the misses of a share of the ids (Waldspurger et al.,
     SHARDS, 2015).
@@ -193,10 +215,12 @@ def simulate_tier(
     """
     of_share = [dataclasses.replace(t, least_slots=t.least_slots * sample.share) for t in tables]
     cache = TierCache(of_share, room_bytes * sample.share)
-    before = cache.misses
+    misses, again = cache.misses, cache.again
     for epoch in range(2):
-        before = cache.misses
+        misses, again = cache.misses, cache.again
         for step in sample.steps_of(epoch if shuffles else None):
             cache.take_step(step)
-    read = (cache.misses - before) / max(sample.num_steps, 1)
-    return cache.rows / sample.share, read / sample.share
+    steps = max(sample.num_steps, 1) * sample.share
+    return SimulatedTier(
+        cache.rows / sample.share, (cache.misses - misses) / steps, (cache.again - again) / steps
+    )

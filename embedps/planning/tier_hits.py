@@ -43,6 +43,7 @@ class TierPlan:
       misses: the other rows of a step, on all servers.
       ahead: those of the misses that are read while another step computes; only a process without
         servers does so.
+      again: those of the misses that a step's update reads, as the rows left since its lookup.
     """
 
     num_ps: int
@@ -50,6 +51,7 @@ class TierPlan:
     hits: float
     misses: float
     ahead: float
+    again: float
 
 
 def plan_tier(
@@ -102,6 +104,7 @@ def plan_tier(
     least = num_ps * STRIPES * with_rows[:, None] * chunks
     room = num_ps * (max_memory_bytes - others)
     slot_bytes = chunks[:, 1] / chunks[:, 0]
+    again: _Floats = np.zeros(len(tables))
     if np.maximum(slot_bytes * grown[:, -1], least[:, 1]).sum() <= room:
         kept, missed = grown[:, -1], np.zeros(len(tables))
     elif sample is not None:
@@ -109,16 +112,27 @@ def plan_tier(
             TableMemory(least_slots=least_slots, slot_bytes=of_slot)
             for least_slots, of_slot in zip(least[:, 0], slot_bytes, strict=True)
         ]
-        kept, missed = simulate_tier(sample, memory, room, shuffles=shuffles)
+        kept, missed, again = simulate_tier(sample, memory, room, shuffles=shuffles)
     else:
         kept = _kept(grown, least, slot_bytes, room)
         missed = np.array(
             [_missed(*each, shares, step_share) for each in zip(grown, kept, asked, strict=True)]
         )
-    ahead = _ahead(kept, asked, missed, math.ceil(steps.unit_steps), lanes) if num_ps == 1 else 0.0
+    ahead = (
+        _ahead(kept, asked, missed - again, math.ceil(steps.unit_steps), lanes)
+        if num_ps == 1
+        else 0.0
+    )
     misses = float(missed.sum())
     hits = float(np.clip(1 - misses / max(asked.sum(), 1e-9), 0, 1))
-    return TierPlan(num_ps=num_ps, rows=round(kept.sum()), hits=hits, misses=misses, ahead=ahead)
+    return TierPlan(
+        num_ps=num_ps,
+        rows=round(kept.sum()),
+        hits=hits,
+        misses=misses,
+        ahead=ahead,
+        again=float(again.sum()),
+    )
 
 
 def _kept(grown: _Floats, least: _Floats, slot_bytes: _Floats, room: float) -> _Floats:

@@ -65,7 +65,7 @@ def measure_miss(
       groups: of which the widest rows are taken.
       directory: on the disk, for up to 256 MB while this measures.
       rows_on_disk: of the run.
-      misses: of a step, rows on disk.
+      misses: rows on disk that a step looks up.
 
     Raises:
       UsageError: no file can be in the directory.

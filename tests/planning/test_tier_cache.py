@@ -64,9 +64,10 @@ def test_rows_and_misses_are_those_of_a_tier(exponent, percent, most_ids, tmp_pa
     for ids in steps:
         sample.add({"row": row_hashes("row", ids)})
     memory = TableMemory(least_slots=STRIPES * slots, slot_bytes=size / slots)
-    found, missed = simulate_tier(sample, [memory], room, shuffles=False)
+    found, missed, again = simulate_tier(sample, [memory], room, shuffles=False)
     np.testing.assert_allclose(found[0], in_memory, rtol=0.1)
     np.testing.assert_allclose(missed[0] * STEPS, read, rtol=0.12)
+    assert (again[0] > 0.1 * missed[0]) == (percent == 5)  # a step is large for so few rows
 
 
 def test_memory_goes_to_the_table_whose_rows_come_back_too_soon():

@@ -66,7 +66,7 @@ def test_a_row_on_disk_takes_time_and_leaves_no_file(tmp_path: Path) -> None:
 
 
 def tier_of(*, misses: float, ahead: float) -> TierPlan:
-    return TierPlan(num_ps=1, rows=1, hits=0.5, misses=misses, ahead=ahead)
+    return TierPlan(num_ps=1, rows=1, hits=0.5, misses=misses, ahead=ahead, again=0.0)
 
 
 def test_rows_read_ahead_cost_a_step_the_cores_that_they_take() -> None:

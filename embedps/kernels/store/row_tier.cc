@@ -37,9 +37,7 @@ RowTier::RowTier(std::shared_ptr<TierMemory> memory, Owner owner)
     (*owner_.stripes)[bin]->tier = stripes_.back().get();
   }
   memory_->Add(this);
-  log_.Start([this](int bin, int64_t id, uint32_t location,
-                    const char* payload) { return MoveRecord(bin, id, location, payload); },
-             owner_.is_busy);
+  log_.Start([this](const SpillLog::OnDisk& record) { return MoveRecord(record); }, owner_.is_busy);
 }
 
 RowTier::~RowTier() {
@@ -355,24 +353,26 @@ void RowTier::Clear(int bin) NO_THREAD_SAFETY_ANALYSIS {
   stripes_[bin]->hot.Clear();
 }
 
-bool RowTier::MoveRecord(int bin, int64_t id, uint32_t location, const char* payload) {
-  Stripe& stripe = *(*owner_.stripes)[bin];
+bool RowTier::MoveRecord(const SpillLog::OnDisk& record) {
+  Stripe& stripe = *(*owner_.stripes)[record.bin];
   const MutexLock lock(&stripe.mutex);
-  const uint32_t number = stripe.Find(stripe.HashOf(id), id);
+  const uint32_t number = stripe.Find(stripe.HashOf(record.id), record.id);
   if (number == kNone) return true;
   RowHeader* const row = stripe.Row(number);
   const uint32_t place = PlaceOf(*row);
-  if ((place & kOnDisk) == 0) {
-    const bool has_it =
-        place != kNoPlace && (owner_.arena->At(place)->record & kPlaceMask) == location;
-    if (has_it) ForgetRecord(bin, place);
+  const bool is_on_disk = (place & kOnDisk) != 0;
+  if (!is_on_disk && place == kNoPlace) return true;
+  const uint32_t of_row = is_on_disk ? place : owner_.arena->At(place)->record;
+  // A row that changed since the record was read may be at the same location of a later segment.
+  if ((of_row & kPlaceMask) != record.location || !log_.IsCurrent(record)) return true;
+  if (!is_on_disk) {
+    ForgetRecord(record.bin, place);
     return true;
   }
-  if ((place & kPlaceMask) != location) return true;
-  const uint32_t moved = log_.Append(bin, id, payload);
+  const uint32_t moved = log_.Append(record.bin, record.id, record.payload);
   if (moved == SpillLog::kNowhere) return false;
   SetPlace((place & ~kPlaceMask) | moved, row);
-  log_.Kill(location);
+  log_.Kill(record.location);
   log_.CountMove();
   return true;
 }

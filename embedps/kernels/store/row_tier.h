@@ -198,7 +198,7 @@ class RowTier : private TierMemory::Holder {
   uint32_t ComeIn(int bin, uint32_t number, const char* payload, bool may_evict);
   void Drop(int bin, uint32_t number);
   void Clear(int bin);
-  bool MoveRecord(int bin, int64_t id, uint32_t location, const char* payload);
+  bool MoveRecord(const SpillLog::OnDisk& record);
   void AddSpilled(int bin, int64_t rows);
   void Fail(const Status& status);
   // Steps since its last update.

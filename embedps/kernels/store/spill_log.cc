@@ -49,6 +49,16 @@ void RaiseFileLimit() {
 
 std::string Cause(int error) { return std::strerror(error); }
 
+// Calls the system until no signal interrupts it; a signal says nothing of the disk.
+template <typename Call>
+int Uninterrupted(const Call& call) {
+  int result;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
 int64_t Pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
@@ -122,10 +132,12 @@ void SpillLog::Stop() {
 }
 
 Status SpillLog::OpenFile(const std::string& directory, const std::string& path, int* fd) {
-  *fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  *fd = Uninterrupted(
+      [&] { return ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600); });
   // Some file systems have no files without a name from the beginning.
   if (*fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {
-    *fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    *fd = Uninterrupted(
+        [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600); });
     if (*fd >= 0) ::unlink(path.c_str());
   }
   if (*fd >= 0) {
@@ -165,7 +177,9 @@ Status SpillLog::NewSegment() {
                   "-" + std::to_string(next_sequence_);
   std::replace(segment->path.begin() + config_.directory.size() + 1, segment->path.end(), '/', '_');
   EMBEDPS_RETURN_IF_ERROR(OpenFile(config_.directory, segment->path, &segment->fd));
-  if (::fallocate(segment->fd, 0, 0, segment_bytes_) != 0 && errno != EOPNOTSUPP) {
+  const int reserved =
+      Uninterrupted([&] { return ::fallocate(segment->fd, 0, 0, segment_bytes_); });
+  if (reserved != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {  // not every file system reserves
     return Status::IoError("cannot reserve " + std::to_string(segment_bytes_) +
                            " bytes for a spill file in " + config_.directory + ": " + Cause(errno));
   }
@@ -530,9 +544,13 @@ void SpillLog::Pace() {
   // Each wait is for one segment: if none can be compacted, the log is as large as it must be.
   while (!ended_ && move_ != nullptr && IsOverShare(3) && Clock::now() >= compact_again_at_ &&
          Emptiest() != nullptr) {
+    // Looks again after a while: the last segment that could be compacted may go by itself.
     const int64_t finished = finished_;
+    const Time until = Clock::now() + kRest;
     changed_.NotifyAll();
-    while (!ended_ && finished == finished_ && IsOverShare(3)) changed_.Wait(&mutex_);
+    while (!ended_ && finished == finished_ && IsOverShare(3) &&
+           changed_.WaitUntil(&mutex_, until)) {
+    }
   }
 }
 
@@ -592,7 +610,7 @@ bool SpillLog::CompactOne(const std::shared_ptr<Segment>& segment,
   bool has_place = true;
   for (int64_t first = 0; first < segment_records_; first += buffer_records_) {
     const bool is_whole = VisitBuffer(*segment, first, [&](const OnDisk& record) {
-      has_place = move_(record.bin, record.id, record.location, record.payload);
+      has_place = move_(record);
       return has_place;
     });
     {

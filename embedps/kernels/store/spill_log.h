@@ -70,10 +70,6 @@ class SpillLog {
     std::string error;       // why the last one had none; empty if the log has room
   };
 
-  // Asks whether the record of an id at a location is live, and if so kills it there, and appends
-  // it unless it is spare. Returns false if the log has no place.
-  using Move = std::function<bool(int bin, int64_t id, uint32_t location, const char* payload)>;
-
   // A record on disk, dead or live.
   struct OnDisk {
     int bin;
@@ -82,6 +78,11 @@ class SpillLog {
     const char* payload;
     const void* segment;
   };
+
+  // Asks whether a record is that of its id, and if so kills it there, and appends it unless it is
+  // spare. Its segment may be dropped meanwhile, and another one have its location: see IsCurrent.
+  // Returns false if the log has no place.
+  using Move = std::function<bool(const OnDisk& record)>;
 
   // `name` is of the log, for messages. `readers` outlives it.
   SpillLog(const TierConfig& config, std::string name, size_t payload_bytes, ReadPool* readers);

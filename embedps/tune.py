@@ -23,7 +23,7 @@ from embedps.config_fields import check, option
 from embedps.console import command_line, flags
 from embedps.console.lines import say, show
 from embedps.data.dataset import Dataset
-from embedps.data.repeated_rows import are_split_apart
+from embedps.data.repeated_rows import SPLIT_APART, are_split_apart
 from embedps.errors import UsageError
 from embedps.run.candidates import MODELS, base_options, first_candidates
 from embedps.run.config import TrainConfig
@@ -143,12 +143,7 @@ def tune(config: TuneConfig) -> None:
                     f"shares of {_SHARE:.0%}"
                 )
                 if are_split_apart(dataset):
-                    say(
-                        "warning: most training rows are equal to others, and the eval split has "
-                        "none of them: its score is not that of rows like these. Equal records are "
-                        "in one split: give the input a column that tells them apart, such as a "
-                        "row's number"
-                    )
+                    say(SPLIT_APART)
                 search.run()
                 search.choose()
     finally:

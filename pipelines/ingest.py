@@ -13,6 +13,7 @@ from embedps.console.progress import rate_text
 from embedps.console.tables import make_console, make_table
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import KeptTexts
+from embedps.data.repeated_rows import SPLIT_APART, are_split_apart
 from embedps.pipelines.ingestion.options import parse_options
 
 
@@ -47,6 +48,8 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
             f"{side.name}: {side.rows:,} rows joined by {side.on}; {side.unmatched:,} of the rows "
             "read have none there"
         )
+    if are_split_apart(dataset):
+        say(SPLIT_APART)
     if dataset.texts.columns:
         say(_texts_line(dataset.texts))
     if wall_secs is None:

@@ -15,6 +15,11 @@ from embedps.data.dataset import Dataset
 _MAX_ROWS = 200_000
 _FEW = 0.5
 """Kinds of rows per row."""
+SPLIT_APART = (
+    "warning: most training rows are equal to others, and the eval split has none of them: its "
+    "score is not that of rows like these. Equal records are in one split: give the input a column "
+    "that tells them apart, such as a row's number"
+)
 
 
 def are_split_apart(dataset: Dataset) -> bool:

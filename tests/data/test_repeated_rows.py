@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import embedps
-from embedps.data.repeated_rows import are_split_apart
+from embedps.data.repeated_rows import SPLIT_APART, are_split_apart
+from embedps.pipelines import ingest
 
 
 def make(
@@ -65,3 +67,17 @@ def test_of_lists_and_of_no_held_out_rows_it_is_not_known(tmp_path: Path) -> Non
     }
     lists = embedps.Dataset.from_arrow(rows, tmp_path / "lists", schema, eval_fraction=0.5)
     assert not are_split_apart(lists)
+
+
+def test_ingest_tells_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    rows = pa.table({"click": rng.integers(0, 2, 500), "shop": rng.integers(0, 20, 500)})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    (tmp_path / "schema.toml").write_text(
+        'format = "parquet"\n'
+        '[[column]]\nname = "click"\nas = "label"\n'
+        '[[column]]\nname = "shop"\nas = "categorical"\ntype = "integer"\n'
+    )
+    flags = [f"--schema={tmp_path}/schema.toml", f"--input={tmp_path}/rows.parquet"]
+    ingest.main([*flags, f"--output={tmp_path}/set", "--num-shards=1"])
+    assert capsys.readouterr().out.count(SPLIT_APART[:50]) == 1

@@ -2,7 +2,6 @@
 // by signals: this program's calls stand before the system's.
 #include "embedps/kernels/store/spill_log.h"
 
-#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -29,11 +28,9 @@ std::atomic<bool> has_little_room{false};
 std::atomic<int> reserve_errors{0};  // the next calls that fail
 std::atomic<int> reserve_error{0};
 
-// The read of the thread that compacts that answers late: with what the disk had when it began.
+// Whether the next read answers late: with what the disk had when it began.
 enum class Late { kNone, kNext, kHeld };
 std::atomic<Late> late{Late::kNone};
-
-bool Compacts() { return ::getpriority(PRIO_PROCESS, 0) > 0; }
 
 }  // namespace
 
@@ -55,7 +52,7 @@ extern "C" int fallocate(int fd, int mode, off_t offset, off_t bytes) {
 
 extern "C" ssize_t pread(int fd, void* to, size_t bytes, off_t offset) {
   const auto got = static_cast<ssize_t>(syscall(SYS_pread64, fd, to, bytes, offset));
-  if (late == Late::kNext && Compacts()) {
+  if (late == Late::kNext) {
     late = Late::kHeld;
     while (late == Late::kHeld) std::this_thread::yield();
   }

@@ -122,31 +122,32 @@ def test_each_row_of_each_day_is_visited_over_kills(tmp_path: Path, capfd: Any) 
 @pytest.mark.slow
 def test_each_row_of_each_day_is_visited_over_killed_processes(tmp_path: Path) -> None:
     """Each day's process is killed as soon as it has saved something, and begun again."""
-    rows, model_dir = 30_000, tmp_path / "m"
+    rows, epochs, model_dir = 30_000, 10, tmp_path / "m"
     before = np.zeros(rows, np.int64)
     flags = (
-        *("--model=benchmarks.row_visits", "--batch-size=64", "--unit-rows=1024", "--epochs=2"),
-        *("--eval=none", "--delta-secs=0.1", "--log-secs=600"),
+        *("--model=benchmarks.row_visits", "--batch-size=64", "--unit-rows=1024", "--eval=none"),
+        *(f"--epochs={epochs}", "--delta-secs=0.1", "--log-secs=600"),
     )
     for day in range(3):
         shards = {"train": [rows], "evaluation": [500]}
         dataset = row_visits.write_dataset(tmp_path / f"day-{day}", seed=day, **shards)
         process = train(dataset, model_dir, *flags)
-        until(functools.partial(holds_more, model_dir, 2 * rows * day))
+        until(functools.partial(holds_more, model_dir, epochs * rows * day))
         process.kill()
         process.communicate()
         killed = latest(model_dir)
         assert not killed.final
         assert "resumes from checkpoint" in finish(train(dataset, model_dir, *flags))
-        assert latest(model_dir).progress["examples"] == 2 * rows * (day + 1)
+        assert latest(model_dir).progress["examples"] == epochs * rows * (day + 1)
         seen = row_visits.visits(model_dir, rows)
-        again = seen - before - 2  # of the units that were in progress, once more
+        again = seen - before - epochs  # of the units that were in progress, once more
         assert again.min() == 0
         assert again.sum() <= 1024 * len(killed.ledger["doing"])
-        assert again.max() <= 1
+        # A unit of an epoch's end may have the rows of one of the next one's beginning.
+        assert again.max() <= len({at // -(-rows // 1024) for at in killed.ledger["doing"]})
         before = seen
     stages = read_json(model_dir / SUMMARY_NAME)["stages_before"]
-    assert [each["visited_rows"] for each in stages] == [2 * rows] * 2
+    assert [each["visited_rows"] for each in stages] == [epochs * rows] * 2
 
 
 def holds_more(model_dir: Path, examples: int) -> bool:

@@ -23,6 +23,7 @@ class StepSample:
         self._tables, self._unit_steps, self._most = tables, unit_steps, most_ids
         # Of each step, the hashes and how many of them each table has.
         self._steps: list[tuple[NDArray[np.uint64], NDArray[np.int32]]] = []
+        self._nothing = np.zeros(0, np.uint64), np.zeros(len(tables), np.int32)
         self._num_ids, self._bits = 0, 0
 
     @property
@@ -37,8 +38,8 @@ class StepSample:
 
     def add(self, hashes: Mapping[str, NDArray[np.uint64]]) -> None:
         """Adds a step: the row hashes of each table's distinct ids."""
-        nothing = np.zeros(0, np.uint64)
-        self._steps.append(self._choose([hashes.get(name, nothing) for name in self._tables]))
+        empty, _ = self._nothing
+        self._steps.append(self._choose([hashes.get(name, empty) for name in self._tables]))
         self._num_ids += len(self._steps[-1][0])
         while self._num_ids > self._most and self._bits < 63:
             self._bits += 1
@@ -50,7 +51,9 @@ class StepSample:
     ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
         ones = np.uint64((1 << self._bits) - 1)
         chosen = [hashes[hashes & ones == 0] for hashes in by_table]
-        return np.concatenate(chosen), np.array([len(each) for each in chosen], np.int32)
+        counts = np.array([len(each) for each in chosen], np.int32)
+        # Most of a long epoch's steps have no row of the sample: they share one.
+        return (np.concatenate(chosen), counts) if counts.any() else self._nothing
 
     def _by_table(
         self, chosen: NDArray[np.uint64], counts: NDArray[np.int32]

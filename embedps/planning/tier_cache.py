@@ -6,7 +6,7 @@ import dataclasses
 import math
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -118,34 +118,35 @@ class TierCache:
         since its lookup.
         """
         self._steps += 1
-        later = []
-        for number, of_table in enumerate(keys):
-            by_key = self._rows[number].by_key
-            for key in of_table:
-                row = by_key.get(key)
-                if row is None:
-                    later.append((number, key))
-                else:
-                    row.uses = min(row.uses + 1, _MOST_USES)
-                    row.awaited = True
-        for number, key in later:
-            self._bring_in(number, key)
-        later = []
-        for number, of_table in enumerate(keys):
-            by_key = self._rows[number].by_key
-            for key in of_table:
-                row = by_key.get(key)
-                if row is None:
-                    later.append((number, key))
-                else:
-                    row.awaited = False
-                    self._last[key] = self._steps
-        for number, key in later:
-            before = self._rows[number].misses
-            self._bring_in(number, key)
-            self._rows[number].again += self._rows[number].misses - before
-            self._rows[number].by_key[key].awaited = False
+        for number, key, row in self._in_turn(keys):
+            if row is None:
+                self._bring_in(number, key)
+            else:
+                row.uses = min(row.uses + 1, _MOST_USES)
+                row.awaited = True
+        for number, key, row in self._in_turn(keys):
+            if row is None:
+                rows = self._rows[number]
+                before = rows.misses
+                self._bring_in(number, key)
+                rows.again += rows.misses - before
+                row = rows.by_key[key]
+            row.awaited = False
             self._last[key] = self._steps
+
+    def _in_turn(self, keys: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, _Row | None]]:
+        """Yields table, key and row of those in memory, then of the others."""
+        absent = []
+        for number, of_table in enumerate(keys):
+            by_key = self._rows[number].by_key
+            for key in of_table:
+                row = by_key.get(key)
+                if row is None:
+                    absent.append((number, key))
+                else:
+                    yield number, key, row
+        for number, key in absent:
+            yield number, key, None
 
     def _bring_in(self, number: int, key: int) -> None:
         rows, last = self._rows[number], self._last.get(key)

@@ -28,6 +28,15 @@ def test_a_large_sample_is_a_share_of_the_rows_and_has_all_of_their_steps():
     np.testing.assert_allclose(len(chosen) / rows, sample.share, rtol=0.2)
 
 
+def test_steps_without_a_row_take_no_memory_of_their_own():
+    sample = StepSample(["a", "b"], unit_steps=4, most_ids=1)
+    for ids in STEPS:
+        sample.add({"a": row_hashes("a", ids)})
+    assert sample.num_steps == len(STEPS)
+    assert sum(map(len, (a for a, _ in sample.steps_of(None)))) <= 1
+    assert len({id(step) for step in sample._steps}) <= 2
+
+
 def test_a_small_one_is_whole_and_its_units_come_in_the_order_of_a_seed():
     sample = sample_of(1 << 20)
     assert (sample.share, sample.num_steps) == (1.0, 10)

@@ -146,7 +146,7 @@ def layout(content: Content) -> list[Part]:
         [f"p95, and most, of {len(changes)} changes", f"{p95:.1f} s; {most:.1f} s"],
         ["of it, to save", f"{median('saved_secs'):.1f} s"],
         ["of it, until the other servers have all", f"{median('restored_secs'):.1f} s"],
-        ["rows that they load then", f"{median('loaded'):,.0f}"],
+        ["records that they load then", f"{median('loaded'):,.0f}"],
         ["from the request to the pause", f"{median('ready_secs'):.1f} s"],
         ["speed meanwhile, by that before", f"{median('speed_meanwhile'):.2f}"],
         ["steps lost, units repeated", f"{sum(c['steps_lost'] for c in changes)}, "

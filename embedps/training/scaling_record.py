@@ -82,6 +82,6 @@ class ScalingRecord:
         return (
             f"the run has {change.describe()}: {record['pause_secs']} s from the last unit to the "
             f"next one ({record['saved_secs']} s to save, {record['restored_secs']} s to load "
-            f"{record['loaded']:,} rows), "
+            f"{record['loaded']:,} records), "
             f"{record['units_lost']} units and {record['steps_lost']} steps lost"
         )

@@ -16,7 +16,7 @@ from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.console import tf_logging
-from embedps.console.lines import log_as
+from embedps.console.lines import log_as, say
 from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_function import DatasetSource, as_dataset_function
@@ -373,8 +373,11 @@ class Trainer:
                 began = time.monotonic()
                 while (change := self._loop.run()) is not None:
                     self._change_cluster(change)
+                secs = time.monotonic() - began
                 measured = {
-                    **measure(self._setup, self._loop, self._effects, time.monotonic() - began),
+                    **self._loop.beside_lost_servers(
+                        lambda: measure(self._setup, self._loop, self._effects, secs), say
+                    ),
                     "scores_after_step": self._first_step,
                     "recoveries": self._recoveries.completed,
                     "scalings": self._scalings.completed,

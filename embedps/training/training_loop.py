@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -220,15 +221,15 @@ class TrainingLoop:
             self.numbers.unsaved_secs = self.saves.unsaved_secs
             self._scaling.save_problem = self.saves.problem
             # A checkpoint that the previous run saved and did not score.
-            self._beside_lost_servers(self._score, line)
+            self.beside_lost_servers(partial(self._score, line), line.say)
             training = not self._ends
             while training:
                 self._setup.collection.thaw(self._ledger.steps_done())
-                if self._beside_lost_servers(self._train_on, line):
+                if self.beside_lost_servers(partial(self._train_on, line), line.say):
                     continue
                 self._effects.deliver(line.say)
-                self._release_servers(line)
-                self._beside_lost_servers(self._score, line)
+                self._release_servers(line.say)
+                self.beside_lost_servers(partial(self._score, line), line.say)
                 self._say_deaths(line)
                 training = not self._ends
             if self.finished and writer.last is not None and not writer.last.final:
@@ -251,30 +252,30 @@ class TrainingLoop:
         self.saves.save_last(final=self.finished, stop=self._notices.stop)
         return False
 
-    def _beside_lost_servers(self, act: Callable[[ProgressLine], _T], line: ProgressLine) -> _T:
+    def beside_lost_servers(self, act: Callable[[], _T], say: Callable[[str], None]) -> _T:
         """Does what needs all servers, and again after each that was lost and is restored."""
         with self._servers.watching():
             while True:
                 try:
-                    return act(line)
+                    return act()
                 except (ServerLostError, tf.errors.OpError) as error:
                     if self._notices.stop.is_set():
                         raise
-                    self._recover(error, line)
+                    self._recover(error, say)
 
-    def _recover(self, error: Exception, line: ProgressLine) -> None:
-        loss, again = self._servers.recover(error, self.saves, line.say)
+    def _recover(self, error: Exception, say: Callable[[str], None]) -> None:
+        loss, again = self._servers.recover(error, self.saves, say)
         self._recoveries.begin(loss)
         self._counted |= {unit.position: unit.num_rows for unit in again}
         self.reports.count_anew()
 
-    def _release_servers(self, line: ProgressLine) -> None:
+    def _release_servers(self, say: Callable[[str], None]) -> None:
         """Lets servers end that were told to; goes on beside one that is started again."""
         with self._servers.watching():
             try:
                 self._notices.release_servers(finished=self._ledger.finished)
             except ServerLostError as error:
-                self._recover(error, line)
+                self._recover(error, say)
                 self._notices.go_on()
 
     def save(self, *, final: bool, rest_secs: float = 0.0) -> Manifest:

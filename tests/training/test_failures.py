@@ -524,6 +524,19 @@ def test_only_the_lost_server_goes_back_and_the_others_apply_no_step_again(
 
 
 @pytest.mark.slow
+def test_server_that_is_lost_after_the_last_unit_costs_no_restart(tmp_path, dataset, programs):
+    model_dir = tmp_path / "m"
+    module = "tests.training.loses_server_at_end"
+    programs.append(run := Program(module, str(dataset.directory), str(model_dir)))
+    run.wait_for("parameter server 1 resumes from checkpoint ")
+    run.finish()
+    assert run.begun_from == []
+    summary = check(model_dir, dataset, programs, epochs=1, within_units=0)
+    assert summary["tables"]["row"] == dataset.split("train").rows
+    assert summary["table_statistics"]["tables"]["row"]["rows"] == summary["tables"]["row"]
+
+
+@pytest.mark.slow
 def test_worker_that_does_not_end_its_call_does_not_keep_a_lost_server_from_coming_back(
     tmp_path, dataset, programs
 ):

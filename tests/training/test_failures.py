@@ -531,7 +531,7 @@ def test_server_that_is_lost_after_the_last_unit_costs_no_restart(tmp_path, data
     run.wait_for("parameter server 1 resumes from checkpoint ")
     run.finish()
     assert run.begun_from == []
-    summary = check(model_dir, dataset, programs, epochs=1, within_units=0)
+    summary = check(model_dir, dataset, programs, epochs=1, within_units=1, within_rows=0)
     assert summary["tables"]["row"] == dataset.split("train").rows
     assert summary["table_statistics"]["tables"]["row"]["rows"] == summary["tables"]["row"]
 

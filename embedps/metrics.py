@@ -193,14 +193,18 @@ class ClickMetrics(tf.keras.metrics.Metric):
         for variable in self.variables:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
 
-    def deciles(self, values: Sequence[Any]) -> dict[str, list[dict[str, float]]]:
-        """Divides examples by what is predicted of them; see `click_deciles`.
+    def details(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Gives `click_deciles`, and `nearly_equal` of scores where ties may matter, by name.
 
         Args:
           values: of the metric's variables.
         """
-        parts = zip(self._counts, values[::2], values[1::2], strict=True)
-        return {prefix + DECILES: click_deciles(*counts) for prefix, *counts in parts}
+        found: dict[str, Any] = {}
+        for prefix, sums, histograms in zip(self._counts, values[::2], values[1::2], strict=True):
+            found[prefix + DECILES] = click_deciles(sums, histograms)
+            if ties := nearly_equal(histograms):
+                found[prefix + NEARLY_EQUAL] = ties
+        return found
 
     def result(self) -> dict[str, Any]:
         """Computes the scores so far, as `click_scores` does."""
@@ -287,6 +291,33 @@ def click_deciles(sums: Any, histograms: Any) -> list[dict[str, float]]:
     ]
 
 
+NEARLY_EQUAL = "nearly_equal"
+_FULL_BIN = 0.05  # of all examples: a smooth histogram of so few bins is of hardly any spread
+_LEAST_DOUBT = 0.005  # of an AUC
+
+
+def nearly_equal(histograms: Any) -> dict[str, float]:
+    """Bounds by how much ties of a bin may change the AUC, where scores crowd in few bins.
+
+    Scores crowd where a network has collapsed, or has hardly begun to learn. Equal scores count as
+    they should; nearly equal ones of a bin count as ties too.
+
+    Args:
+      histograms: as of ClickCounts.
+
+    Returns:
+      Empty if it hardly matters. share: of the examples that are in bins of a twentieth of all or
+      more. auc_within: the AUC of the exact scores differs by at most this because of these bins.
+    """
+    negatives, positives = np.asarray(histograms, np.float64)
+    counts, pairs = negatives + positives, negatives.sum() * positives.sum()
+    full = counts >= _FULL_BIN * counts.sum()
+    within = float((negatives * positives)[full].sum() / pairs / 2) if pairs else 0.0
+    if within < _LEAST_DOUBT:
+        return {}
+    return {"share": float(counts[full].sum() / counts.sum()), "auc_within": within}
+
+
 _SHOWN = 2  # of a model's own metrics, in a line of progress
 
 
@@ -298,12 +329,12 @@ class ClickScores:
       values: the scores by name: those of the model's metrics. `loss`, the mean of what steps
         minimize, is among them unless the model has a log loss.
       examples: how many.
-      deciles: of the metrics that have them, by name; see `click_deciles`.
+      details: what metrics of clicks tell beside scores, by name; see `ClickMetrics.details`.
     """
 
     values: Mapping[str, float]
     examples: int
-    deciles: Mapping[str, Sequence[Mapping[str, float]]] = dataclasses.field(default_factory=dict)
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def get(self, name: str) -> float:
         """Returns a score; NaN if there is none of this name."""
@@ -344,8 +375,18 @@ class ClickScores:
         ]
         of_slices = len({slice_of(name) for name in self.values} - {""})
         parts += [f"{of_slices} slices"] if of_slices else []
-        line = ", ".join([*parts, f"{self.examples:,} examples"])
+        line = ", ".join([*parts, f"{self.examples:,} examples"]) + self._doubt()
         return line + " (some have a loss that is not a number)" * self._loses_numbers
+
+    def _doubt(self) -> str:
+        """Says by how much the AUC of a first label may be off because scores are nearly equal."""
+        for name, ties in self.details.items():
+            if name.endswith(NEARLY_EQUAL):
+                return (
+                    f" ({ties['share']:.0%} of the scores are nearly or quite equal, so the AUC "
+                    f"may be off by {ties['auc_within']:.3f})"
+                )
+        return ""
 
     def _is_further(self, name: str) -> bool:
         """Tells whether a score is of a slice, or beside the AUC of the same label: not shown."""
@@ -381,15 +422,15 @@ class Accumulator:
     def __init__(
         self,
         scores: Callable[[Mapping[str, Any]], dict[str, float]],
-        deciles: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda totals: {},
+        details: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda totals: {},
     ) -> None:
         """Starts with no examples.
 
         Args:
           scores: computes the scores of metrics from the sums of their counts.
-          deciles: computes those of metrics, likewise.
+          details: computes what metrics tell beside them, likewise.
         """
-        self._scores, self._deciles = scores, deciles
+        self._scores, self._details = scores, details
         self._totals: dict[str, Any] = {}
 
     def add(self, counts: Counts) -> None:
@@ -411,5 +452,5 @@ class Accumulator:
         scores = self._scores(self._totals) if examples else {}
         if "logloss" not in scores and examples:
             scores = {"loss": float(self._totals["loss"]) / examples} | scores
-        deciles = self._deciles(self._totals) if examples else {}
-        return ClickScores(values=scores, examples=int(examples), deciles=deciles)
+        details = self._details(self._totals) if examples else {}
+        return ClickScores(values=scores, examples=int(examples), details=details)

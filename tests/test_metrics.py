@@ -95,6 +95,39 @@ def test_auc_is_within_1e_4_of_the_rank_formula(case):
     assert accumulate(labels, logits).auc == pytest.approx(exact_auc(labels, logits), abs=1e-4)
 
 
+SMOOTH = ("usual", "rare clicks", "narrow", "off centre", "extreme")
+
+
+@pytest.mark.parametrize("case", SMOOTH)
+def test_a_smooth_histogram_has_no_doubt(case):
+    labels, logits = CASES[case]()
+    totals = count(tf.constant(labels), tf.constant(logits, tf.float32))
+    assert metrics.nearly_equal(totals.histograms) == {}
+
+
+def test_auc_of_scores_that_crowd_in_a_bin_is_within_what_is_told():
+    labels, logits = planted(1.0, num=20_000)
+    crowd = np.arange(len(labels)) % 2 == 0
+    logits[crowd] = -0.4854 + logits[crowd] * 1e-5  # in order still, as float32
+    totals = count(tf.constant(labels), tf.constant(logits, tf.float32))
+    told = metrics.nearly_equal(totals.histograms)
+    off = abs(scores_of(totals._asdict())["auc"] - exact_auc(labels, logits))
+    assert 0.01 < off <= told["auc_within"] < 0.13
+    assert told["share"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_line_of_scores_says_that_they_are_nearly_equal():
+    labels, logits = CASES["all tied"]()
+    counts = as_dict(count(tf.constant(labels), tf.constant(logits, tf.float32)))
+    ties = {"ctr_nearly_equal": metrics.nearly_equal(counts["histograms"])}
+    accumulator = Accumulator(scores_of, lambda totals: ties)
+    accumulator.add(counts)
+    assert (
+        "200,000 examples (100% of the scores are nearly or quite equal, so the AUC may be off by "
+        "0.500)" in accumulator.result().describe()
+    )
+
+
 def test_exact_auc_of_this_file_counts_pairs():
     labels, logits = np.array([0, 1, 0, 1, 1]), np.array([0.1, 0.1, 0.5, 0.7, 0.3])
     pairs = [(p > n) + 0.5 * (p == n) for p in logits[labels == 1] for n in logits[labels == 0]]

@@ -125,13 +125,13 @@ class MetricCounts:
                     scores |= {f"{key}_{i}": float(x) for i, x in enumerate(flat.ravel())}
         return scores
 
-    def deciles(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Computes the deciles of metrics of clicks from the sums of their counts."""
+    def details(self, totals: Mapping[str, Any]) -> dict[str, Any]:
+        """Computes what metrics of clicks tell beside scores, from the sums of their counts."""
         found: dict[str, Any] = {}
         for name, metric in self._metrics.items():
             if isinstance(metric, ClickMetrics):
                 values = [totals[f"{name}/{i}"] for i in range(len(metric.variables))]
-                found |= metric.deciles(values)
+                found |= metric.details(values)
         return found
 
     @functools.cached_property

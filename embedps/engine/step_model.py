@@ -231,7 +231,7 @@ class StepModel:
     def accumulator(self, *, training: bool) -> Accumulator:
         """Makes an accumulator of this model's counts."""
         metrics = self.metrics if training else self._scored
-        return Accumulator(metrics.scores, metrics.deciles)
+        return Accumulator(metrics.scores, metrics.details)
 
     def candidate_encoders(self, collection: EmbeddingCollection) -> list[Any]:
         """Makes a tf.function for each of `candidates`, which encodes a batch of them."""

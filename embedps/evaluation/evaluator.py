@@ -66,7 +66,7 @@ class Evaluation:
             "number": self.number,
             "step": self.step,
             **self.metrics.values,
-            **self.metrics.deciles,
+            **self.metrics.details,
             "examples": self.metrics.examples,
             "secs": round(self.secs, 3),
             "lag_secs": round(self.lag_secs, 3),

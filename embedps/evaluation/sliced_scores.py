@@ -237,4 +237,4 @@ def total_of(
     if sliced is None:
         return found
     values = {**found.values, **sliced.of(counts)}
-    return ClickScores(values=values, examples=found.examples, deciles=found.deciles)
+    return ClickScores(values=values, examples=found.examples, details=found.details)

@@ -19,8 +19,8 @@ class _LabelMetrics(ClickMetrics):
     def result(self) -> dict[str, Any]:
         return {f"{self.name}_{score}": value for score, value in super().result().items()}
 
-    def deciles(self, values: Sequence[Any]) -> dict[str, Any]:
-        return {f"{self.name}_{name}": each for name, each in super().deciles(values).items()}
+    def details(self, values: Sequence[Any]) -> dict[str, Any]:
+        return {f"{self.name}_{name}": each for name, each in super().details(values).items()}
 
 
 class _KerasScores(tf.keras.layers.Layer):

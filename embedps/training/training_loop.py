@@ -19,7 +19,6 @@ from embedps.engine.steps.ways import IN_STEP
 from embedps.engine.unit_functions import explain
 from embedps.errors import ClusterError, ServerLostError, TrainingError
 from embedps.metrics import Counts
-from embedps.run.cluster_config import NO_BOUND
 from embedps.run.config import TrainConfig
 from embedps.run.summary import Restarts
 from embedps.scheduling.gang_scheduler import GangScheduler
@@ -34,6 +33,7 @@ from embedps.training.last_finite import way_back
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_events import LostWorker, RecoveryEnd, SavedCheckpoint, UnitEnd
 from embedps.training.run_metrics import RunSource
+from embedps.training.run_progress import RunProgress
 from embedps.training.run_reports import RunReports
 from embedps.training.run_scoring import RunScoring
 from embedps.training.scale_requests import ClusterChange, ScaleRequests
@@ -118,7 +118,6 @@ class TrainingLoop:
         )
         self._examples_before = setup.examples_before
         self.last_unit_at = time.time()
-        self._shown_units, self._shown_text = self._ledger.num_done, ""
         self._waits = WaitReport()
         self._not_finite = ""  # which unit's loss was no number
         self.numbers = RunSource(
@@ -132,6 +131,7 @@ class TrainingLoop:
             watch=parts.watch,
         )
         self.reports = RunReports(config, parts.cluster, setup, self.log, self.numbers)
+        self._progress = RunProgress(config, parts.cluster, setup, parts.watch, self.log)
 
     def take(self, parts: LoopParts) -> None:
         """Takes what was made anew for another cluster, which restored the last checkpoint."""
@@ -142,20 +142,7 @@ class TrainingLoop:
         numbers.ledger, numbers.writer = self._ledger, parts.setup.writer
         numbers.cluster, numbers.watch = parts.cluster, parts.watch
         self.reports.take(parts.cluster, parts.setup)
-
-    def _say_deaths(self, line: ProgressLine) -> None:
-        for news in self._ledger.deaths.news():
-            line.say(news)
-
-    def _say_bound(self, line: ProgressLine) -> None:
-        """Says that steps wait for each other, if nobody asked for it."""
-        bound = self._setup.step_logs.most_stale
-        if self._config.cluster.max_staleness_steps is None and bound is not None:
-            line.say(
-                f"of {self._cluster.num_workers} workers, {bound + 1} are in a step at once: more "
-                f"stale steps lose accuracy. --sync dense or full lets all work at once, "
-                f"--max-staleness-steps {NO_BOUND} too, at that price"
-            )
+        self._progress.take(parts.cluster, parts.setup, parts.watch)
 
     @property
     def finished(self) -> bool:
@@ -198,23 +185,9 @@ class TrainingLoop:
         with (
             closing(writer),
             self._watch_files or nullcontext(),
-            ProgressLine(
-                "units",
-                self._ledger.num_units,
-                log_secs=self._config.log_secs,
-                completed=self._ledger.num_done,
-            ) as line,
+            self._progress.make_line() as line,
         ):
-            if writer.last is not None and not self.finished:
-                line.say(
-                    f"resumes from checkpoint {writer.last.number}, step {writer.last.step}: "
-                    f"{self._ledger.num_done}/{self._ledger.num_units} units are done"
-                )
-            if not self.finished:
-                for change in self._setup.changes:
-                    line.say(change)
-            self._say_bound(line)
-            self._say_deaths(line)
+            self._progress.begin(line, finished=self.finished)
             self.saves = CheckpointSchedule(
                 self._config.checkpoint, self._ledger, self.save, say=line.say
             )
@@ -230,7 +203,7 @@ class TrainingLoop:
                 self._effects.deliver(line.say)
                 self._release_servers(line.say)
                 self.beside_lost_servers(partial(self._score, line), line.say)
-                self._say_deaths(line)
+                self._progress.say_deaths(line)
                 training = not self._ends
             if self.finished and writer.last is not None and not writer.last.final:
                 self.saves.save_last(final=True, stop=stop)
@@ -411,14 +384,14 @@ class TrainingLoop:
         self.log.count_from_now()
         self.saves.count_from_now()
         self._notices.forget_servers()
-        self._first_units, self._began = self._ledger.num_done, time.monotonic()
+        self._progress.count_from_now()
         polled = -math.inf
         running = True
         while running or self.saves.under_way:
             running = scheduler.wait(_TICK_SECS)
             if not running:
                 self.saves.wait(_TICK_SECS)
-            if self._ledger.num_done > self._first_units:
+            if self._progress.has_new_units:
                 self._tell_recovery(self._recoveries.note_unit(line.say))
                 if scaled := self._scalings.note_unit():
                     line.say(scaled)
@@ -451,8 +424,8 @@ class TrainingLoop:
                     paused_at = time.monotonic()
                     self.saves.begin()
             if line.due() or not running:
-                self._show(line, force=not running)
-        self._poll_files(line)
+                self._progress.show(line, force=not running)
+        self._progress.say_files(line)
         if not pauses_to_save or pauses or self._ledger.exhausted:
             return False
         self.saves.paused_for(time.monotonic() - paused_at)
@@ -480,58 +453,19 @@ class TrainingLoop:
         self._advance_event_clock()
         self._setup.step_logs.forget(self._cluster.unresponsive_workers())
         self._effects.poll(line.say)
-        self._say_deaths(line)
+        self._progress.say_deaths(line)
         self.count_restarts()
         news = [*self.scoring.news(), *self._setup.writer.news()]
-        news += self.reports.look_at_tables(left_hours=self._left_hours)
+        news += self.reports.look_at_tables(left_hours=self._progress.left_hours)
         for each in [*news, *self._scaling.poll(), *self._cluster.news()]:
             line.say(each)
-        self._poll_files(line)
-
-    def _poll_files(self, line: ProgressLine) -> None:
-        """Shows the news of watched files."""
-        if self._watch_files is None:
-            return
-        for news in self._watch_files.news():
-            line.say(news)
-        for scores in self._watch_files.scores():
-            self.log.write("watch", scores, step=self._ledger.steps_done())
-
-    def _left_hours(self) -> float:
-        """Estimates how long the units that are left will take; for ever if more files arrive."""
-        if self._watch_files is not None:
-            return math.inf
-        done = self._ledger.num_done - self._first_units
-        left = self._ledger.num_units - self._ledger.num_done
-        if self._ledger.grows:
-            return math.inf
-        return (time.monotonic() - self._began) / 3600 * left / done if done else math.inf
+        self._progress.say_files(line)
 
     def _advance_event_clock(self) -> None:
         """Tells the tables which step it is, and which rows are too old by their event time."""
         self._setup.collection.thaw(self._ledger.steps_done())
         if oldest := self._setup.event_ages.changes(self._ledger.num_done):
             self._setup.collection.set_oldest_steps(oldest)
-
-    def _show(self, line: ProgressLine, *, force: bool) -> None:
-        """Shows how many units are done, after the lines of the files that they are of."""
-        done, total = self._ledger.num_done, self._ledger.num_units
-        self._poll_files(line)
-        text = self.log.show(
-            step=self._ledger.steps_done(),
-            rows=sum(self._setup.collection.stats().rows.values()),
-            last=self._setup.writer.last,
-        )
-        # A unit's counts may have been shown just before it was done: then no text is new.
-        if text is None and (done == self._shown_units or not self._shown_text):
-            return
-        self._shown_units, self._shown_text = done, text or self._shown_text
-        text = self._shown_text
-        if aside := self._ledger.num_aside:
-            text += f", {aside:,} set aside"
-        if self._watch_files is not None:
-            text += f", {self._watch_files.num_waiting:,} files wait"
-        line.update(done, text, total=total, force=force)
 
     def _score(self, line: ProgressLine) -> None:
         scored = self.scoring.score_at_pause(

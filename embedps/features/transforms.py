@@ -127,14 +127,14 @@ class Transforms:
         Raises:
           DatasetError: a text cannot be read.
         """
-        column = self.table.column(name)
+        column, missing = self.table.column(name), self.table.missing
         if column.role == "list":  # of one text, so that no separator counts
-            column = replace(column, role="categorical")
+            column, missing = replace(column, role="categorical"), ()  # as in `decode_batch`
         try:
             array = pa.array([each.decode() if isinstance(each, bytes) else each for each in texts])
         except UnicodeDecodeError:
             raise DatasetError(f"column {name!r} must have texts in UTF-8") from None
-        values, bad = decode_column(column, array.cast(pa.string()), self.table.missing)
+        values, bad = decode_column(column, array.cast(pa.string()), missing)
         if bad:
             raise DatasetError(f"column {name!r}: {first_bad_row(bad)}")
         ids: NDArray[np.int64] = values.to_numpy()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 from hypothesis import given as drawn
@@ -250,6 +251,18 @@ def test_raw_values_of_json_are_texts_where_the_column_is_text(tmp_path: Path) -
         raw.request(rows_of([rows[0], {**rows[1], "at": "yesterday"}], raw))
     with pytest.raises(RequestError, match="'user' must hold texts"):
         rows_of([{**rows[0], "user": 7}], raw)
+
+
+def test_texts_in_a_list_are_the_ids_of_the_dataset(tmp_path: Path) -> None:
+    transforms = Transforms(table=load_table(tmp_path, RAW_SCHEMA))
+    tags: list[list[Any]] = [["NA", "b"], [""], ["b", None, " c"]]
+    others = {name: ["7"] * 3 for name in ("user", "site")} | {"at": ["2026-01-05"] * 3}
+    wanted = transforms.apply(pa.record_batch({"tags": tags, **others}))["tags"].to_pylist()
+    columns = Columns(id_lists=("tags",))
+    raw = of_raw(RequestFormat(columns, missing_id=-1), columns, transforms, missing_id=-1)
+    values, lengths = raw.request(rows_of([{"tags": each} for each in tags], raw)).lists[0]
+    assert values.tolist() == [each for row in wanted for each in row]
+    assert lengths.tolist() == [2, 1, 3]
 
 
 def test_raw_values_must_have_the_columns_that_ingestion_joined(tmp_path: Path) -> None:

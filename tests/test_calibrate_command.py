@@ -47,6 +47,18 @@ def test_platt_finds_the_scale_and_shift_that_were_planted() -> None:
     assert (twice.scale, twice.shift) == pytest.approx((weighed.scale, weighed.shift), rel=1e-6)
 
 
+@pytest.mark.parametrize("total", [1e-9, 1.0, 100.0])
+def test_weights_that_are_shares_of_a_total_do_not_flatten_the_curve(total: float) -> None:
+    p, y = draw(2_000, scale=0.5, shift=-1.0)
+    shares = np.random.default_rng(1).random(len(y))
+    shares[:500] = 0
+    shares *= total / shares.sum()
+    curve = fit("platt", p, y, shares)
+    wanted = fit("platt", p, y, shares * 1500 / total)
+    assert (curve.scale, curve.shift) == pytest.approx((wanted.scale, wanted.shift), rel=1e-6)
+    assert curve.scale == pytest.approx(0.5, rel=0.2)
+
+
 @pytest.mark.parametrize("num", [60, 50_000])
 def test_isotonic_is_monotone_and_of_the_rates_of_its_pools(num: int) -> None:
     p, y = draw(num, scale=0.4, shift=0.7)

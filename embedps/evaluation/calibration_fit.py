@@ -23,7 +23,7 @@ def fit(method: Method, chances: NDArray[Any], labels: Floats, weights: Floats |
     Args:
       chances: float32 [n], the predictions.
       labels: [n], from 0 to 1.
-      weights: [n], of the examples; by default 1.
+      weights: [n], of the examples, by default 1; of a mean below 1, they are scaled to it.
 
     Raises:
       UsageError: the labels are all alike, or the predictions do not rank them.
@@ -35,6 +35,7 @@ def fit(method: Method, chances: NDArray[Any], labels: Floats, weights: Floats |
     if not np.isfinite(chances).all():
         raise UsageError("a calibration must be fitted on finite predictions, but some are not")
     p = chances.astype(np.float64)
+    w = w * max(1.0, np.count_nonzero(w) / w.sum())  # shares of 1 are as many examples as rows
     return _platt(p, labels, w) if method == "platt" else isotonic(p, labels, w)
 
 

@@ -129,6 +129,7 @@ class _Scored:
 
     Attributes:
       told: its directory and its checkpoint.
+      dataset: of the examples.
       columns: of the examples by name: labels, weights, slices and groups.
       predictions: by label.
     """
@@ -139,7 +140,8 @@ class _Scored:
         if data is None and directory != config.first:
             data = str(open_run(config.first, model=config.model).dataset.directory)
         run = open_run(directory, data=data, model=config.model)
-        dataset, manifest = run.dataset, run.manifest(number)
+        self.dataset = dataset = run.dataset
+        manifest = run.manifest(number)
         wanted = [c for c in (*config.slices, config.gauc) if c is not None]
         binary = [label for label in dataset.labels if label.kind == "binary"]
         if unknown := set(config.label) - {label.name for label in binary}:
@@ -207,6 +209,7 @@ def _label(config: CompareConfig, label: str, found: Sequence[_Scored]) -> Itera
     import numpy as np
 
     from embedps.evaluation.paired_scores import Examples, is_noise, slices
+    from embedps.evaluation.sliced_scores import known_groups
 
     columns, weight = found[0].columns, found[0].weights[label]
     if not np.array_equal(columns[label], found[1].columns[label], equal_nan=True):
@@ -218,9 +221,13 @@ def _label(config: CompareConfig, label: str, found: Sequence[_Scored]) -> Itera
         weights=columns[weight] if weight else None,
         columns={name: columns[name] for name in {*config.slices, *_of(config.gauc)}},
     ).of(np.flatnonzero(~np.isnan(columns[label])))
-    yield _result(label, every, config.gauc or "")
+    of_groups = None
+    if group := config.gauc:
+        dataset, values = found[0].dataset, every.columns[group]
+        of_groups = every.of(known_groups(dataset, group, values, dataset.missing_id))
+    yield _result(label, every, of_groups, group or "")
     parts = [
-        {"slice": {"column": name, "value": value}, **_result(label, every.of(rows), "")}
+        {"slice": {"column": name, "value": value}, **_result(label, every.of(rows))}
         for name, value, rows in slices(every.columns, config.slices, config.max_slices)
     ]
     for score in ("auc", "logloss", "weighted_logloss"):
@@ -236,10 +243,15 @@ def _of(name: str | None) -> tuple[str, ...]:
     return () if name is None else (name,)
 
 
-def _result(label: str, examples: Examples, groups: str) -> dict[str, Any]:
+def _result(
+    label: str, examples: Examples, of_groups: Examples | None = None, groups: str = ""
+) -> dict[str, Any]:
     from embedps.evaluation.paired_scores import calibration
 
-    scores = {name: _told(each) for name, each in examples.differences(groups).items()}
+    differences = examples.differences()
+    if of_groups is not None:
+        differences |= of_groups.group_difference(groups)
+    scores = {name: _told(each) for name, each in differences.items()}
     both = (examples.first, examples.second)
     return {
         "label": label,

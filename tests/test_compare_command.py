@@ -15,6 +15,7 @@ from embedps import compare
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
+from embedps.evaluation.sliced_scores import gauc
 from embedps.models import mmoe
 from tests import labelled, plain_scores
 from tests.builders import make_config, read_split
@@ -55,7 +56,12 @@ def test_two_checkpoints_have_the_scores_of_each_and_of_each_slice(
             assert result["scores"]["auc"][which] == pytest.approx(plain_scores.auc(y, p))
             assert result["scores"]["logloss"][which] == pytest.approx(plain["logloss"], rel=1e-5)
             assert result["calibration"][i] == pytest.approx(plain["calibration"], rel=1e-5)
-    assert "gauc" in whole["scores"]
+    group = table["C2"].to_numpy()
+    there = group != -1  # missing ids are no group
+    assert 0 < there.sum() < len(there)
+    for which, number in (("first", first), ("second", last)):
+        wanted = gauc(group[there], scores(number)[there], labels[there].astype("f8"))
+        assert whole["scores"]["gauc"][which] == pytest.approx(wanted)
     out = capsys.readouterr().out
     assert "label: model 2 has the better AUC: +0." in out
     assert "C1 rest" in out

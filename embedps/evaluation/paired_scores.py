@@ -200,24 +200,29 @@ class Examples:
             columns={name: values[rows] for name, values in self.columns.items()},
         )
 
-    def differences(self, groups: str = "") -> dict[str, Difference]:
-        """Compares the models by each score.
+    @property
+    def is_hard(self) -> bool:
+        """Whether all labels are 0 or 1."""
+        return bool(np.isin(self.labels, (0, 1)).all())
 
-        Args:
-          groups: the column whose values are the groups of a GAUC; empty for none.
-        """
+    def differences(self) -> dict[str, Difference]:
+        """Compares the models by each score."""
         found: dict[str, Difference] = {}
-        if is_hard := bool(np.isin(self.labels, (0, 1)).all()):
+        if self.is_hard:
             found["auc"] = auc_difference(self.labels, self.first, self.second)
         found["logloss"] = logloss_difference(self.labels, self.first, self.second)
         if self.weights is not None:
             found["weighted_logloss"] = logloss_difference(
                 self.labels, self.first, self.second, self.weights
             )
-        if groups and is_hard:
-            key = self.columns[groups]
-            found["gauc"] = gauc_difference(self.labels, self.first, self.second, key)
         return found
+
+    def group_difference(self, name: str) -> dict[str, Difference]:
+        """Compares them by the GAUC of a column's values; not if labels are soft."""
+        if not self.is_hard:
+            return {}
+        key = self.columns[name]
+        return {"gauc": gauc_difference(self.labels, self.first, self.second, key)}
 
 
 def slices(

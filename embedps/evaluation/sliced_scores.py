@@ -44,6 +44,19 @@ def check_columns(dataset: Dataset, names: Iterable[str]) -> None:
             )
 
 
+def known_groups(
+    dataset: Dataset, name: str, values: NDArray[Any], missing_id: int
+) -> NDArray[np.intp]:
+    """Finds the examples that GAUC counts: missing ids are no group, as they are of anyone.
+
+    Args:
+      name: the column of groups.
+      values: [n], the column's.
+    """
+    is_time = name == dataset.timestamp
+    return np.flatnonzero((values != missing_id) | is_time)
+
+
 def group_aucs(
     at: NDArray[Any], scores: NDArray[Any], positives: Floats, negatives: Floats, num_groups: int
 ) -> Floats:
@@ -148,8 +161,7 @@ class SlicedScores:
         self.kept = KeptExamples(
             model, dataset, columns=tuple(dict.fromkeys([*plain, *groups])), known=known
         )
-        self._time = dataset.timestamp
-        self._ids = {feature.name for feature in dataset.categorical}
+        self._dataset = dataset
         self._missing_id = model.recommender.missing_id
 
     @property
@@ -197,8 +209,7 @@ class SlicedScores:
             weighings["weighted_"] = columns[WEIGHT + label].astype(np.float64)
         if group := self._options.gauc:
             values = columns[COLUMN + group]
-            # Missing ids are no group: they are of anyone.
-            is_there = values != self._missing_id if group in self._ids else slice(None)
+            is_there = known_groups(self._dataset, group, values, self._missing_id)
             for prefix, weights in weighings.items():
                 w = None if weights is None else weights[is_there]
                 yield f"{prefix}gauc", gauc(values[is_there], scores[is_there], labels[is_there], w)
@@ -219,9 +230,9 @@ class SlicedScores:
                     yield name, value, np.flatnonzero(chosen)
                 continue
             values = columns[COLUMN + name]
-            if name == self._time:
+            if is_time := name == self._dataset.timestamp:
                 values = values // HOUR_MS % 24
-            missing = str(self._missing_id) if name in self._ids else None
+            missing = None if is_time else str(self._missing_id)
             for _, value, rows in slices({name: values}, [name], self._options.max_slices):
                 yield name, "missing" if value == missing else value, rows
 

@@ -191,6 +191,23 @@ def test_labels_that_are_missing_or_soft_or_weighed_are_sliced_where_they_are(
     assert len(line["click_deciles"]) == len(line["watched_weighted_deciles"]) == 10
 
 
+def test_a_missing_key_is_no_group_of_gauc(tmp_path: Path) -> None:
+    columns = labelled.make_columns(640, 4)
+    rng = np.random.default_rng(5)
+    columns["who"] = np.where(rng.random(640) < 0.5, -1, rng.integers(0, 40, 640))
+    written = labelled.write_dataset(tmp_path / "set", columns, labelled.LABELS[:1])
+    dataclasses.replace(written, keys=("who",)).save()
+    dataset = Dataset.open(tmp_path / "set")
+    config = make_config(dataset, tmp_path / "m", eval="inline", gauc="who", slices=["who"])
+    embedps.Trainer.from_config(config, TINY_DLRM).fit()
+    (line,) = read_evaluations(tmp_path / "m")
+    p = embedps.load(tmp_path / "m").predict({"item": columns["item"]})["score"]
+    rows = np.isfinite(columns["click"]) & (columns["who"] != -1)
+    wanted = plain_gauc(columns["who"][rows], p[rows], columns["click"][rows])
+    assert line["gauc"] == pytest.approx(wanted, abs=1e-3)
+    assert line["examples@who=missing"] == (np.isfinite(columns["click"]) & ~rows).sum()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

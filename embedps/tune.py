@@ -34,7 +34,9 @@ from embedps.run.tf_config import read_tf_config
 from embedps.scheduling.division import LedgerOptions, rows_digest, split_into_ranges
 from embedps.storage.object_store import as_path, is_local
 
-if TYPE_CHECKING:  # it imports TensorFlow
+if TYPE_CHECKING:  # they import TensorFlow or NumPy
+    from numpy.typing import NDArray
+
     from embedps.training.tuning import Search
     from embedps.training.tuning_record import Settings
 
@@ -43,6 +45,8 @@ _FEW_ROWS, _FOLDS_OF_FEW, _FOLDS = 20_000, 5, 3
 FILE_NAME = "tuning.json"
 _LEAKED_AUC, _LEAKED_LOSS = 0.999, 0.03
 """Scores of held-out rows that no click model has; the loss is a share of the labels' entropy."""
+_FAR_WEIGHT = 10
+"""Times that a mean weight may be above or below 1, which learning rates bear."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +148,8 @@ def tune(config: TuneConfig) -> None:
                 )
                 if are_split_apart(dataset):
                     say(SPLIT_APART)
+                if told := _of_weights(dataset):
+                    say(told)
                 search.run()
                 search.choose()
     finally:
@@ -158,19 +164,12 @@ def _check_labels(dataset: Dataset, base: dict[str, Any], folds: int) -> None:
       UsageError: one has not, or the first label is not binary, or of one value.
     """
     import numpy as np
-    import pyarrow.parquet as pq
-
-    from embedps.data.arrow_errors import naming
 
     if not dataset.labels or dataset.labels[0].kind != "binary":
         raise UsageError(
             f"embedps tune needs a binary label first, which {dataset.directory} lacks"
         )
-    labels = {}
-    for file in dataset.split("train").files:
-        path = dataset.absolute_path(file)
-        with naming(path):
-            labels[str(path)] = pq.read_table(path, columns=[dataset.label])[0].to_numpy()
+    labels = _read(dataset, dataset.label)
     values = np.unique(np.concatenate([np.zeros(0), *labels.values()]))
     if len(known := values[~np.isnan(values)]) == 1:
         raise UsageError(
@@ -196,14 +195,57 @@ def _check_labels(dataset: Dataset, base: dict[str, Any], folds: int) -> None:
             )
 
 
+def _read(dataset: Dataset, column: str) -> dict[str, NDArray[Any]]:
+    """Reads a column of the rows to train on, by file."""
+    import pyarrow.parquet as pq
+
+    from embedps.data.arrow_errors import naming
+
+    found = {}
+    for file in dataset.split("train").files:
+        path = dataset.absolute_path(file)
+        with naming(path):
+            found[str(path)] = pq.read_table(path, columns=[column])[0].to_numpy()
+    return found
+
+
+def _of_weights(dataset: Dataset) -> str | None:
+    """Says that weights far from 1 move all learning rates, if they are."""
+    import numpy as np
+
+    weight = dataset.labels[0].weight or dataset.weight
+    if not weight:
+        return None
+    mean = float(np.concatenate([*_read(dataset, weight).values()]).mean(dtype=np.float64))
+    if not mean or 1 / _FAR_WEIGHT <= mean <= _FAR_WEIGHT:
+        return None
+    return (
+        f"warning: the weights {weight} have a mean of {mean:g}, and multiply the loss, so that "
+        "the learning rates to try do not fit: divide the weights by their mean"
+    )
+
+
+def _entropy(dataset: Dataset) -> float:
+    """Computes the log loss of who predicts the share of positives for all rows."""
+    import numpy as np
+
+    labels = np.concatenate([*_read(dataset, dataset.label).values()])
+    share = float(labels[~np.isnan(labels)].mean(dtype=np.float64))
+    return -share * math.log(share) - (1 - share) * math.log(1 - share) if 0 < share < 1 else 0.0
+
+
 def _is_too_good(metric: str, score: float, dataset: Dataset) -> bool:
     """Tells whether a column may be made of the label."""
     if metric != INNER_LOSS:
         return metric == f"{INNER}auc" and score > _LEAKED_AUC
-    train = dataset.split("train")
-    share = train.positives / train.rows
-    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share) if 0 < share < 1 else 0
-    return score < _LEAKED_LOSS * entropy
+    return score < _LEAKED_LOSS * _entropy(dataset)
+
+
+def _is_useless(metric: str, score: float, dataset: Dataset) -> bool:
+    """Tells whether the share of positives alone, or chance, does as well."""
+    if metric != INNER_LOSS:
+        return metric in (f"{INNER}auc", f"{INNER}gauc") and score <= 0.5
+    return score >= _entropy(dataset)
 
 
 def _train(config: TuneConfig, search: Search, settings: Settings, dataset: Dataset) -> None:
@@ -217,6 +259,11 @@ def _train(config: TuneConfig, search: Search, settings: Settings, dataset: Data
         say(
             "warning: that model tells the labels of held-out rows almost without error: see that "
             "no column is made of the label, or known only after it"
+        )
+    if _is_useless(settings.metric, search.record.chosen["score"], dataset):
+        say(
+            "warning: that model does not predict held-out rows better than the share of positives "
+            "alone: give more --minutes, or data that the label depends on"
         )
     run = final_run(candidate, settings, dataset)
     trainer = Trainer(run.recommender(dataset), dataset, run.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -16,6 +17,7 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.candidates import MODELS, Candidate, first_candidates
 from embedps.run.summary import read_json, write_json
+from tests import labelled
 from tests.builders import write_dataset
 from tests.tuning_helpers import only_tries, refused, write_rows
 
@@ -58,6 +60,30 @@ def test_a_model_that_tells_held_out_labels_without_error_is_suspected(
     for share, wanted in ((0.01, True), (0.1, False)):
         assert tune._is_too_good("inner_loss", share * entropy, honest) is wanted
     assert not tune._is_too_good("inner_gauc", 1.0, honest)
+
+
+def test_weights_far_from_1_and_a_model_of_no_use_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = labelled.make_columns(640, 3)
+    columns["weight"] = (1000 + columns["weight"]).astype(np.float32)
+    dataset = labelled.write_dataset(tmp_path / "set", columns, labelled.LABELS[:1])
+    monkeypatch.setattr(tune, "_FOLDS_OF_FEW", 2)
+    only_tries(monkeypatch, Candidate(model="logistic_regression", options={}))
+    flags = [f"--data={dataset.directory}", f"--model-dir={tmp_path / 'm'}"]
+    assert command_line.run(tune.main, flags) == 0
+    said = capsys.readouterr().out
+    assert f"the weights weight have a mean of {columns['weight'].mean():g}, and multiply" in said
+    there = columns["click"][np.isfinite(columns["click"])]
+    share = float(there.mean())
+    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    for score, wanted in ((entropy * 1.001, True), (entropy * 0.999, False)):
+        assert tune._is_useless("inner_loss", score, dataset) is wanted
+    score = read_json(tmp_path / "m" / tune.FILE_NAME)["chosen"]["score"]
+    assert ("better than the share of positives alone" in said) is (score >= entropy)
+    assert tune._is_useless("inner_auc", 0.5, dataset)
+    plain = dataclasses.replace(dataset, weight="")
+    assert tune._of_weights(plain) is None
 
 
 def test_what_cannot_be_tuned_is_refused_in_one_line(

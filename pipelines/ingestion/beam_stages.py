@@ -188,6 +188,12 @@ def _notes(job: IngestJob, files: Sequence[FileRecord], divided: Sequence[Divide
         )
     if rows := sum(part.rows_left for part in divided):
         notes.append(f"{rows:,} rows have no {job.split.by}: they are to train on")
+    if rows := sum(file.without_key[0] for file in files):
+        held = "held out" if any(file.without_key[1] for file in files) else "to train on"
+        notes.append(
+            f"{rows:,} rows have no {', '.join(job.split.keys)}, and go by --split-key together: "
+            f"all are {held}"
+        )
     return "\n".join(notes)
 
 

@@ -44,6 +44,7 @@ class FileParser:
         self._damage = ""
         self._undeclared: tuple[str, ...] = ()
         self._absent: set[str] = set()
+        self._without_key = np.zeros(2, np.int64)
 
     def run(self) -> FileRecord:
         """Parses the file.
@@ -122,6 +123,8 @@ class FileParser:
             split, table = self._job.split, self._table
             held_out = split.held_out(table, rows, self._task.held_out, records)
             self._num_rows += rows.num_rows
+            without = split.without_key(rows)
+            self._without_key += (np.sum(without), np.sum(without & held_out))
             for each in (self._by_user, self._divider):
                 if each is not None:
                     each.add(rows, held_out)
@@ -152,6 +155,7 @@ class FileParser:
             undeclared=self._undeclared,
             absent=tuple(sorted(self._absent)),
             unmatched=tuple(self._joiner.unmatched),
+            without_key=(int(self._without_key[0]), int(self._without_key[1])),
             num_text_pieces=self._texts.finish(),
         )
 

@@ -52,6 +52,8 @@ class FileRecord:
     """The declared columns that no object of a file of JSON Lines has."""
     unmatched: tuple[int, ...] = ()
     """By join, how many good rows have no row in its side table."""
+    without_key: tuple[int, int] = (0, 0)
+    """How many rows have no value of --split-key, and how many of these are held out."""
     num_text_pieces: tuple[int, ...] = ()
     """By the columns whose texts are kept."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.data.dataset import MISSING_ID
 from embedps.errors import UsageError
 from embedps.features.decode import decode_column
 from embedps.features.table_schema import Table
@@ -104,6 +105,13 @@ class SplitRule:
         if records is None:
             raise ValueError("this rule needs the hashes of the records")
         return np.asarray(records < limit)
+
+    def without_key(self, rows: pa.RecordBatch) -> NDArray[np.bool_]:
+        """Tells which rows have none of the values that they are divided by: one hash has them."""
+        ids = [rows.column(name) for name in self.keys]
+        if not ids or not all(pa.types.is_int64(column.type) for column in ids):
+            return np.zeros(rows.num_rows, np.bool_)
+        return np.all([column.to_numpy() == MISSING_ID for column in ids], axis=0)
 
     @property
     def must_hold_rows(self) -> bool:

@@ -83,6 +83,26 @@ def test_last_rows_of_each_user_are_held_out(
         assert item == (kept if seen[kept] >= 2 else -2)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_without_a_split_key_are_told_as_they_go_together(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+):
+    events = make_events()
+    for part in range(2):
+        write_events(tmp_path / f"in/{part}.csv", events[part * 300 : part * 300 + 300])
+    flags: dict[str, Any] = {"seed": seed, "eval_fraction": 0.5}
+    dataset = make(table_of("csv"), tmp_path / "in", tmp_path / "a", split_key=("user",), **flags)
+    none = {event["number"] for event in events if not event["user"]}
+    held = none & set(numbers(dataset, "eval"))
+    assert held in (set(), none)
+    where = "held out" if held else "to train on"
+    told = f"{len(none)} rows have no user, and go by --split-key together: all are {where}"
+    assert told in capsys.readouterr().err
+    both = ("user", "number")  # each row has one of them
+    make(table_of("csv"), tmp_path / "in", tmp_path / "b", split_key=both, **flags)
+    assert "--split-key" not in capsys.readouterr().err
+
+
 def rows_of(dataset: Dataset, split: str) -> list[dict[str, Any]]:
     return read_split(dataset, split).to_pylist()
 

@@ -206,6 +206,10 @@ def test_mistakes_are_one_line(
     error = refused(*base, "--input", tmp_path / "less.parquet", *output)
     assert "less.parquet must have column 'C3', it has" in error
     shutil.rmtree(tmp_path / "s")
+    pq.write_table(table.append_column("C3", table["C3"]), tmp_path / "twice.parquet")
+    error = refused(*base, "--input", tmp_path / "twice.parquet", *output)
+    assert "twice.parquet must have column 'C3' once, it has 2" in error
+    shutil.rmtree(tmp_path / "s")
     changed = table.set_column(table.column_names.index("C3"), "C3", pa.array(["a"] * len(table)))
     pq.write_table(changed, tmp_path / "text.parquet")
     error = refused(*base, "--input", tmp_path / "text.parquet", *output)

@@ -254,6 +254,8 @@ class FileScorer:
                         raise UsageError(
                             f"{path} must have column {name!r}, it has {', '.join(names)}"
                         )
+                    if (count := names.count(name)) > 1:
+                        raise UsageError(f"{path} must have column {name!r} once, it has {count}")
                 if file.metadata.num_rows == 0:
                     schema = pa.schema([file.schema_arrow.field(name) for name in read])
                     yield pa.RecordBatch.from_pylist([], schema=schema)

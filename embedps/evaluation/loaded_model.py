@@ -227,6 +227,8 @@ def _column(table: pa.Table, name: str) -> pa.Array:
             f"the records have no column {name!r}, which the model reads: they have "
             f"{', '.join(table.column_names) or 'none'}"
         )
+    if (count := table.column_names.count(name)) > 1:
+        raise UsageError(f"the records must have column {name!r} once but have it {count} times")
     column = table[name].combine_chunks()
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
@@ -253,8 +255,15 @@ def _as_numbers(column: pa.Array, name: str, wanted: str) -> npt.NDArray[np.floa
     kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)
     if not any(is_kind(column.type) for is_kind in kinds):
         raise _wrong_type(name, wanted, column.type)
-    column = column.cast(pa.float32(), safe=False).fill_null(float("nan"))
-    return np.array(column.to_numpy(zero_copy_only=False), np.float32)
+    found = column.cast(pa.float32(), safe=False).fill_null(float("nan"))
+    numbers = np.array(found.to_numpy(zero_copy_only=False), np.float32)
+    if len(infinite := np.flatnonzero(np.isinf(numbers))):
+        place = int(infinite[0])
+        raise UsageError(
+            f"column {name!r} must have {wanted} that are finite in float32, or NaN where they are "
+            f"missing, but value {place} is {column[place]}"
+        )
+    return numbers
 
 
 def _weights(table: pa.Table, name: str) -> npt.NDArray[np.float32]:

@@ -79,6 +79,8 @@ def test_lists_of_ids_are_scored(mixed: tuple[Dataset, Path]) -> None:
         ({"C2": ["a"]}, "column 'C2' must have int64 ids but has string: make features of raw"),
         ({"C2": [1.5]}, "column 'C2' must have int64 ids but has double"),
         ({"I1": ["x"]}, "column 'I1' must have numbers but has string"),
+        ({"I1": [np.inf]}, "column 'I1' must have numbers that are finite .*, but value 0 is inf"),
+        ({"I2": [-1e39]}, "'I2' must have numbers that are finite in float32, .* is -1e[+]39"),
         ({"I1": [1.0, 2.0]}, "records must be columns of equal length"),
         ({"C1": [2**64 - 1]}, "records must be columns of equal length: .*int too"),
     ],
@@ -88,6 +90,13 @@ def test_wrong_records_are_named(model: LoadedModel, change: Any, message: str) 
     with pytest.raises(UsageError, match=message) as refused:
         model.predict({k: v for k, v in records.items() if v is not None})
     assert "\n" not in str(refused.value)
+
+
+def test_a_column_that_is_there_twice_is_named(model: LoadedModel) -> None:
+    names = ["I1", "I2", "C1", "C2", "C3", "C2"]
+    values = [[0.5], [1.0], [1], [2], [3], [4]]
+    with pytest.raises(UsageError, match="must have column 'C2' once but have it 2 times"):
+        model.predict(pa.table([pa.array(each) for each in values], names=names))
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path, clicks: Dataset, history: Path) -> None:

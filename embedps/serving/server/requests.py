@@ -186,7 +186,7 @@ class RequestFormat:
         self.list_values = frozenset(map(tensor_name, self.lists))
         ids = (*columns.ids, *columns.id_lists)
         self.missing: Mapping[str, int | bytes] = dict.fromkeys(map(tensor_name, ids), missing_id)
-        self._numerics = columns.numerics
+        self._numerics, self._float_lists = columns.numerics, columns.float_lists
         singles = [name for name in columns.names if name not in self.lists]
         singles.sort(key=lambda name: name not in columns.numerics)  # the numbers' matrix is first
         self.floats = [n for n in singles if self._dtype(n) == tf.float32]
@@ -250,6 +250,12 @@ class RequestFormat:
                 raise invalid(
                     f"the tensors of a request must have one row or all {rows}, but that of column "
                     f"{name!r} has {found}"
+                )
+        for name in (*self.floats, *self._float_lists):
+            if np.isinf(given[tensor_name(name)]).any():
+                raise invalid(
+                    f"column {name!r} must have numbers that are finite in float32, or NaN where "
+                    "they are missing"
                 )
         return Request(
             rows=rows,

@@ -104,6 +104,8 @@ def test_parts_make_the_request_again(lengths: list[int], max_rows: int, max_val
         ({"C9": ints([1])}, "has C9 besides"),
         ({"C1": ints([1, 2, 3])}, "one row or all 3, but that of column 'I1' has 2"),
         ({"tags_lengths": ints([1, 1])}, "add up to its 3 values"),
+        ({"I1": floats([0.5, np.inf])}, "'I1' must have numbers that are finite in float32, or"),
+        ({"I1": floats([-np.inf])}, "'I1' must have numbers that are finite in float32, or NaN"),
         ({"tags_lengths": ints([-1, 4])}, "must be 0 or more"),
         ({"tags_lengths": ints([2**62, 2**62])}, "must be 0 or more and add up"),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import logging
 import sys
 import tempfile
 import tomllib
@@ -124,7 +126,21 @@ def _make(
                 writer.write_table(part.cast(columns), row_group_size=_ROW_GROUP_ROWS)
         values = {**options, "input": (str(path),), "output": Path(directory)}
         table = _table(schema, path, values.pop("label", None))
-        return make_dataset(config_fields.make(Options, values, declared=table))[0]
+        with _quiet_beam():
+            return make_dataset(config_fields.make(Options, values, declared=table))[0]
+
+
+@contextlib.contextmanager
+def _quiet_beam() -> Iterator[None]:
+    """Keeps Beam from logging the traceback of an error that is raised anyway."""
+    beam = logging.getLogger("apache_beam")
+    before = beam.level
+    if beam.getEffectiveLevel() > logging.DEBUG:
+        beam.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        beam.setLevel(before)
 
 
 def _check_names(options: Mapping[str, Any]) -> None:

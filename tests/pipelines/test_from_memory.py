@@ -158,7 +158,9 @@ def test_data_frame_loses_nothing_in_silence(tmp_path: Path, capsys: Any):
     )
 
 
-def test_rows_that_cannot_be_a_dataset_are_refused(tmp_path: Path):
+def test_rows_that_cannot_be_a_dataset_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     rows = make_rows(20)
     with pytest.raises(
         UsageError,
@@ -173,6 +175,7 @@ def test_rows_that_cannot_be_a_dataset_are_refused(tmp_path: Path):
         Dataset.from_pandas(pd.DataFrame({"x": [1, "a", object()]}), tmp_path / "a", SCHEMA)
     with pytest.raises(DatasetError, match="must have columns shop"):
         Dataset.from_arrow(rows.drop_columns(["shop"]), tmp_path / "a", SCHEMA)
+    assert not caplog.records  # Beam logs no traceback of what is raised
     for given, message in [
         (rows, "rows must be a tf.data.Dataset, got Table"),
         (as_tf_data(rows).repeat(), "repeats for ever"),

@@ -111,7 +111,7 @@ class SplitRule:
         ids = [rows.column(name) for name in self.keys]
         if not ids or not all(pa.types.is_int64(column.type) for column in ids):
             return np.zeros(rows.num_rows, np.bool_)
-        return np.all([column.to_numpy() == MISSING_ID for column in ids], axis=0)
+        return np.asarray(np.all([c.to_numpy() == MISSING_ID for c in ids], axis=0))
 
     @property
     def must_hold_rows(self) -> bool:

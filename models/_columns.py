@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,11 +106,20 @@ def numeric_standard() -> Any:
 
 
 def base_rate_logit(dataset: Dataset) -> float:
-    """Gives the logit of the share of positives among the training rows; 0 if there are none."""
+    """Gives the logit of the share of positives among the training rows; 0 if there are none.
+
+    Labels that may be missing, or are soft, are read, of the row groups that `edges` reads.
+    """
     train = dataset.splits.get("train")
-    if train is None or not 0 < train.positives < train.rows:
+    if train is None or not train.rows:
         return 0.0
-    return math.log(train.positives / (train.rows - train.positives))
+    share = train.positives / train.rows
+    files = [dataset.absolute_path(file) for file in train.files]
+    first = dataset.labels[0] if dataset.labels else None
+    if first is not None and (first.optional or first.soft) and all(map(os.path.exists, files)):
+        (labels,) = _sampled(dataset, [first.name])
+        share = float(labels.mean(dtype=np.float64)) if len(labels) else 0.0
+    return math.log(share / (1 - share)) if 0 < share < 1 else 0.0
 
 
 def list_combiner() -> Any:
@@ -202,7 +212,7 @@ def moments(dataset: Dataset) -> npt.NDArray[np.float32]:
       float32 [2, numeric columns]; 0 and 1 where there is no number, or no two.
     """
     found = np.repeat(np.array([[0], [1]], np.float32), len(dataset.numeric), 1)
-    for j, numbers in enumerate(_sampled_numbers(dataset)):
+    for j, numbers in enumerate(_sampled(dataset, [each.name for each in dataset.numeric])):
         if len(numbers):
             found[:, j] = numbers.mean(dtype=np.float64), numbers.std(dtype=np.float64) or 1
     return found
@@ -221,15 +231,19 @@ def edges(dataset: Dataset, bins: int) -> npt.NDArray[np.float32] | None:
     if not bins:
         return None
     found = np.zeros([len(dataset.numeric), bins + 1], np.float32)
-    for row, numbers in zip(found, _sampled_numbers(dataset), strict=True):
+    names = [column.name for column in dataset.numeric]
+    for row, numbers in zip(found, _sampled(dataset, names), strict=True):
         if len(numbers):
             row[:] = np.quantile(numbers, np.linspace(0, 1, bins + 1))
     return found
 
 
-def _sampled_numbers(dataset: Dataset) -> list[npt.NDArray[Any]]:
-    """Reads the finite values of each numeric column, of up to _MAX_GROUPS training row groups."""
-    names = [column.name for column in dataset.numeric]
+def _sampled(dataset: Dataset, names: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """Reads the finite values of each of these columns, of up to _MAX_GROUPS training row groups.
+
+    Args:
+      names: of columns of floats.
+    """
     nothing = np.zeros(0, np.float32)
     if "train" not in dataset.splits or not names:
         return [nothing for _ in names]
@@ -242,7 +256,7 @@ def _sampled_numbers(dataset: Dataset) -> list[npt.NDArray[Any]]:
     tables = []
     for path, i in dict.fromkeys(chosen):
         with naming(path):
-            tables.append(pq.ParquetFile(path).read_row_group(i, columns=names))
+            tables.append(pq.ParquetFile(path).read_row_group(i, columns=[*names]))
     columns = (
         np.concatenate([table[name].to_numpy() for table in tables] or [nothing]) for name in names
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ from embedps.errors import UsageError
 from embedps.features.transforms import _cross
 from embedps.models import _columns, dcn_v2, deepfm, fm, logistic_regression, wide_deep
 from embedps.tables import MinCount, SizeLimit, TimeToLive
-from tests import shipped
+from tests import labelled, shipped
 from tests.builders import make_trainer, write_dataset
 
 MODULES: dict[str, ModuleType] = {
@@ -232,6 +233,19 @@ def test_logistic_regression_begins_at_the_base_rate(datasets: dict[str, Dataset
     only = dataclasses.replace(dataset, splits={**dataset.splits, "train": alike})
     assert _columns.base_rate_logit(only) == 0
     assert _columns.base_rate_logit(dataclasses.replace(dataset, splits={})) == 0
+
+
+def test_base_rate_is_of_the_labels_that_are_there(tmp_path: Path) -> None:
+    columns = labelled.make_columns(640, 3)
+    for label in labelled.LABELS[:2]:  # one may be missing, one is soft too
+        values = columns[label.name]
+        share = np.nanmean(values, dtype=np.float64)
+        assert np.isnan(values).mean() > 0.3
+        dataset = labelled.write_dataset(tmp_path / label.name, columns, (label,))
+        wanted = np.log(share / (1 - share))
+        assert _columns.base_rate_logit(dataset) == pytest.approx(wanted)
+        shutil.rmtree(tmp_path / label.name / "train")  # as where only the metadata is
+        assert _columns.base_rate_logit(dataset) == 0
 
 
 def test_penalty_of_ids_is_of_the_tables_optimizers(datasets: dict[str, Dataset]) -> None:

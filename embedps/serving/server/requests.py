@@ -251,15 +251,18 @@ class RequestFormat:
                     f"the tensors of a request must have one row or all {rows}, but that of column "
                     f"{name!r} has {found}"
                 )
-        for name in (*self.floats, *self._float_lists):
-            if np.isinf(given[tensor_name(name)]).any():
-                raise invalid(
-                    f"column {name!r} must have numbers that are finite in float32, or NaN where "
-                    "they are missing"
-                )
+        floats = _matrix(given, self.floats, rows, np.dtype(np.float32))
+        lists = [given[tensor_name(name)] for name in self._float_lists]
+        if any(np.isinf(each).any() for each in (floats, *lists)):
+            names = (*self.floats, *self._float_lists)
+            name = next(n for n in names if np.isinf(given[tensor_name(n)]).any())
+            raise invalid(
+                f"column {name!r} must have numbers that are finite in float32, or NaN where they "
+                "are missing"
+            )
         return Request(
             rows=rows,
-            floats=_matrix(given, self.floats, rows, np.dtype(np.float32)),
+            floats=floats,
             integers=_matrix(given, self.integers, rows, np.dtype(np.int64)),
             lists=tuple(self._list(given, name, rows) for name in self.lists),
         )

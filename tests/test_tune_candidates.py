@@ -12,7 +12,7 @@ import pytest
 
 import embedps
 from embedps.data.dataset import Dataset
-from embedps.data.dataset_metadata import CategoricalFeature
+from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature
 from embedps.run.candidates import MODELS, Candidate, base_options, first_candidates, neighbors
 from embedps.training import tuning
 from embedps.training.tuning_record import Tried
@@ -27,7 +27,12 @@ def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> 
     assert not any(of_numbers & set(c.options) for c in found)
     assert not any("dense_learning_rate" in c.options for c in linear)
     assert linear[0].options == {}
-    assert linear[1].options == {"sparse_learning_rate": 3.0, "row_l2": 20.0, "epochs": 20}
+    columns = len(bare.categorical)
+    assert linear[1].options == {
+        "sparse_learning_rate": min(10.0, 80 / columns),
+        "row_l2": columns / 2,
+        "epochs": 60,
+    }
     assert linear[2].options == {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
     around = neighbors(tuning.with_epochs(linear[0], 4), {"data": "D", "model_dir": "M"}, bare)
     assert around
@@ -35,10 +40,34 @@ def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> 
     with_numbers = tuning.with_epochs(first_candidates(clicks, MODELS)[0], 4)
     changed = neighbors(with_numbers, {"data": "D", "model_dir": "M"}, clicks)
     penalized = [c for c in changed if "row_l2" in c.options]
-    assert [c.options["row_l2"] for c in penalized] == [20.0]
+    strength = (columns + len(clicks.numeric)) / 2
+    assert [c.options["row_l2"] for c in penalized] == [float(f"{strength:.2g}")]
     doubled = neighbors(penalized[0], {"data": "D", "model_dir": "M"}, clicks)
-    assert {c.options["row_l2"] for c in doubled} == {10.0, 20.0, 40.0}
+    of_them = (strength / 2, strength, strength * 2)
+    assert {c.options["row_l2"] for c in doubled} == {float(f"{each:.2g}") for each in of_them}
     assert any(c.options.get("numeric_l2") == 30 for c in changed)
+
+
+def test_rates_and_strengths_follow_the_number_of_columns(clicks: Dataset) -> None:
+    """A step moves a logit by the weights of all columns; together they have one variance."""
+    base = {"data": "D", "model_dir": "M"}
+    for columns in (20, 40, 80, 160):
+        ids = tuple(CategoricalFeature(name=f"c{i}", cardinality=9) for i in range(columns - 4))
+        numbers = tuple(NumericFeature(name=f"x{i}") for i in range(4))
+        schema = {**clicks.schema, **{c.name: "int64" for c in ids}}
+        schema |= {c.name: "float" for c in numbers}
+        dataset = dataclasses.replace(clicks, categorical=ids, numeric=numbers, schema=schema)
+        found = first_candidates(dataset, MODELS)
+        assert sum("row_l2" in each.options for each in found) >= 1
+        for each in found:
+            run, inputs = each.run(base), columns + len(each.options.get("cross", ()))
+            rate = run.config.optimizer.sparse_learning_rate
+            if "row_l2" in each.options:
+                assert each.options["row_l2"] == each.options["numeric_l2"] == inputs / 2
+                assert rate == float(f"{80 / inputs:.2g}")
+            elif run.model_config.sparse_optimizer == "sgd":
+                assert rate <= 400 / max(inputs, 40)
+        assert any(not each.options for each in found) == (columns <= 40)
 
 
 def test_networks_of_numbers_decay_and_are_of_data_with_numbers(clicks: Dataset) -> None:

@@ -31,22 +31,23 @@ FEW_ROWS = 200_000
 """From so many rows on, batches are larger."""
 
 _MAX_CROSSES = 10
+_VARIANCE = 2.0
+"""Of logits, which L2 takes for granted."""
+_MORE_EPOCHS = 3
+_RATE_OF_ALL, _HIGHEST_RATE, _DENSE_RATE_OF_ALL = 80.0, 10.0, 0.3
+"""Of all of a row's weights together, of one of them, and of all of the numbers' ones, under L2."""
+_MANY_INPUTS = 40
+"""From so many inputs on, the rates of SGD fall in proportion to them."""
 _ADAGRAD = {"sparse_optimizer": "rowwise_adagrad", "sparse_learning_rate": 0.05}
 _DECAYED = {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
 """Rows that L2 keeps near 0, rather than few and small steps: ids of many examples learn more."""
 _SHRUNK = {"numeric_l2": 30.0, "dense_learning_rate": 0.01}
 """For few positives, of which free weights of numbers learn the noise too."""
-_RIDGE = {
-    "sparse_learning_rate": 3.0,
-    "row_l2": 20.0,
-    **_SHRUNK,
-    "numeric_bins": 0,
-    "numeric_standard": True,
-    "epochs": None,
-}
+_RIDGE = {"row_l2": None}
 """L2 of all weights, which no number of steps stands for: rare ids and frequent ones follow it.
 
-Its large steps swing until the rates fall, so no epoch before the last tells that it overfits.
+`_ridge` has its options. Its large steps swing until the rates fall, so no epoch before the last
+tells that it overfits: it trains for as many as it is given, without a watch.
 """
 _WIDE = {"deep_mlp": (256, 128), "top_mlp": (256, 128), "bottom_mlp": (256, 64)}
 _NARROW = {name: PRESETS["small"][name] for name in _WIDE}
@@ -74,6 +75,7 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("logistic_regression", {**_DECAYED, "row_weight_decay": 0.006, **_SHRUNK}),
     ("logistic_regression", _RIDGE),
     ("logistic_regression", _DECAYED),
+    ("logistic_regression", {**_RIDGE, "cross": _PAIRS}),
     ("wide_deep", {}),
     ("wide_deep", _DEEPER),
     ("wide_deep", _NUMBERS),
@@ -100,7 +102,7 @@ _LISTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("wide_deep", {"embedding_dim": 4, "dense_learning_rate": 0.003}),
     ("fm", {**_ADAGRAD, "embedding_dim": 16}),
 )
-"""What is tried first; epochs of None are the base's, without a watch.
+"""What is tried first.
 
 _PAIRS are those of columns that act together; _CODES are numbers as ids.
 """
@@ -191,14 +193,54 @@ def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]
         chosen = {k: v for k, v in options.items() if k != "cross"}
         cross = columns.of(options["cross"]) if "cross" in options else columns.alone
         chosen |= {"cross": cross} if cross != columns.alone else {}
-        chosen |= {"epochs": epochs} if "epochs" in options else {}
-        found.append(_made(model, chosen, dataset))
+        inputs = _inputs(dataset, cross)
+        if "row_l2" in options:
+            chosen |= _ridge(inputs, epochs)
+        found.append(_made(model, _of_inputs(model, chosen, inputs), dataset))
     return list({candidate.key: candidate for candidate in found}.values())
 
 
 def _is_of_numbers(options: Mapping[str, Any]) -> bool:
     """Whether what tells a candidate from the others is of numbers alone."""
-    return bool({"numeric_l2", "numeric_standard"} & options.keys()) and "row_l2" not in options
+    return bool({"numeric_l2", "numeric_standard"} & options.keys())
+
+
+def _inputs(dataset: Dataset, cross: Sequence[str]) -> int:
+    """Counts the weights that a row's logit is a sum of."""
+    return len(dataset.numeric) + len(dataset.categorical) + len(cross)
+
+
+def _ridge(inputs: int, epochs: int) -> Mapping[str, Any]:
+    """Gives the options of a logistic regression with L2 of all weights.
+
+    The strength is that of normal weights that together give logits a variance of _VARIANCE. A
+    step moves the logit by all of a row's weights, so the more there are, the smaller is the rate
+    that does not swing; but the weights of rare ids fall to where L2 has them by rate * strength,
+    which does not depend on the number of inputs.
+
+    Args:
+      inputs: the weights that a row's logit is a sum of.
+      epochs: the base's.
+    """
+    strength = _round(inputs / _VARIANCE)
+    return {
+        "sparse_learning_rate": _round(min(_HIGHEST_RATE, _RATE_OF_ALL / inputs)),
+        "dense_learning_rate": _round(min(0.01, _DENSE_RATE_OF_ALL / inputs)),
+        "row_l2": strength,
+        "numeric_l2": strength,
+        "numeric_bins": 0,
+        "numeric_standard": True,
+        "epochs": _MORE_EPOCHS * epochs,
+    }
+
+
+def _of_inputs(model: str, options: Mapping[str, Any], inputs: int) -> Mapping[str, Any]:
+    """Gives options whose rate is one at which SGD of so many rows per example does not diverge."""
+    values = {**PRESETS["small"], **of_model(model), **options}
+    if values["sparse_optimizer"] != "sgd" or "row_l2" in options or inputs <= _MANY_INPUTS:
+        return options
+    rate = values["sparse_learning_rate"] * _MANY_INPUTS / inputs
+    return {**options, "sparse_learning_rate": _round(rate)}
 
 
 def neighbors(candidate: Candidate, base: Mapping[str, Any], dataset: Dataset) -> list[Candidate]:
@@ -225,6 +267,7 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
     sgd = {name: preset[name] for name in ("sparse_optimizer", "sparse_learning_rate")}
     epochs = int(now["epochs"])
     is_wide = now.get("deep_mlp", now.get("top_mlp")) == _WIDE["deep_mlp"]
+    columns, cross = _columns(dataset), tuple(now.get("cross", ()))
     yield {"sparse_learning_rate": _round(sparse / 3)}
     yield {"sparse_learning_rate": _round(sparse * 3)}
     yield {"epochs": epochs + max(1, epochs // 2)}
@@ -233,9 +276,8 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
         yield {"row_l2": _round(now["row_l2"] * 2)}
         yield {"row_l2": _round(now["row_l2"] / 2)}
     else:
-        yield {"row_l2": 20.0}
+        yield {"row_l2": _round(_inputs(dataset, cross) / _VARIANCE)}
     yield {"dense_learning_rate": _round(dense * 3)}
-    columns, cross = _columns(dataset), tuple(now.get("cross", ()))
     for kinds in ((), (_PAIRS,), (_CODES,), (_CODES, _PAIRS)):
         if (other := columns.of(*kinds)) != cross:
             yield {"cross": other}

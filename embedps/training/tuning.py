@@ -148,7 +148,7 @@ class Search:
         candidate, tried = far_ahead((candidate, tried), there, self._settings.metric)
         if "epochs" not in candidate.options:
             candidate = with_epochs(candidate, tried.epochs)
-        first = self._known(next((c for c in self._first if not c.options), self._first[0]))
+        first = next((self._known(c) for c in self._first if not c.options), None)
         self._record.chosen = {
             "key": candidate.key,
             "score": tried.mean,

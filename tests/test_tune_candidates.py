@@ -29,9 +29,9 @@ def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> 
     assert linear[0].options == {}
     columns = len(bare.categorical)
     assert linear[1].options == {
-        "sparse_learning_rate": min(10.0, 80 / columns),
+        "sparse_learning_rate": min(10.0, 60 / columns),
         "row_l2": columns / 2,
-        "epochs": 60,
+        "epochs": 80,
     }
     assert linear[2].options == {"sparse_learning_rate": 3.0, "row_weight_decay": 0.002}
     around = neighbors(tuning.with_epochs(linear[0], 4), {"data": "D", "model_dir": "M"}, bare)
@@ -64,7 +64,7 @@ def test_rates_and_strengths_follow_the_number_of_columns(clicks: Dataset) -> No
             rate = run.config.optimizer.sparse_learning_rate
             if "row_l2" in each.options:
                 assert each.options["row_l2"] == each.options["numeric_l2"] == inputs / 2
-                assert rate == float(f"{80 / inputs:.2g}")
+                assert rate == float(f"{60 / inputs:.2g}")
             elif run.model_config.sparse_optimizer == "sgd":
                 assert rate <= 400 / max(inputs, 40)
         assert any(not each.options for each in found) == (columns <= 40)

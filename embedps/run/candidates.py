@@ -33,8 +33,8 @@ FEW_ROWS = 200_000
 _MAX_CROSSES = 10
 _VARIANCE = 2.0
 """Of logits, which L2 takes for granted."""
-_MORE_EPOCHS = 3
-_RATE_OF_ALL, _HIGHEST_RATE, _DENSE_RATE_OF_ALL = 80.0, 10.0, 0.3
+_MORE_EPOCHS = 4
+_RATE_OF_ALL, _HIGHEST_RATE, _DENSE_RATE_OF_ALL = 60.0, 10.0, 0.3
 """Of all of a row's weights together, of one of them, and of all of the numbers' ones, under L2."""
 _MANY_INPUTS = 40
 """From so many inputs on, the rates of SGD fall in proportion to them."""

@@ -13,7 +13,14 @@ import pytest
 import embedps
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature
-from embedps.run.candidates import MODELS, Candidate, base_options, first_candidates, neighbors
+from embedps.run.candidates import (
+    MODELS,
+    Candidate,
+    base_options,
+    first_candidates,
+    neighbors,
+    settling_epochs,
+)
 from embedps.training import tuning
 from embedps.training.tuning_record import Tried
 
@@ -68,6 +75,12 @@ def test_rates_and_strengths_follow_the_number_of_columns(clicks: Dataset) -> No
             elif run.model_config.sparse_optimizer == "sgd":
                 assert rate <= 400 / max(inputs, 40)
         assert any(not each.options for each in found) == (columns <= 40)
+
+
+def test_weights_under_l2_have_more_epochs_where_rows_are_few() -> None:
+    rows = (10_000, 50_000, 80_000, 199_999)
+    assert [settling_epochs(each, 20) for each in rows] == [80, 80, 40, 20]
+    assert settling_epochs(3_000_000, 8) == 8
 
 
 def test_networks_of_numbers_decay_and_are_of_data_with_numbers(clicks: Dataset) -> None:

@@ -33,7 +33,8 @@ FEW_ROWS = 200_000
 _MAX_CROSSES = 10
 _VARIANCE = 2.0
 """Of logits, which L2 takes for granted."""
-_MORE_EPOCHS = 4
+_MORE_EPOCHS, _MOST_VISITS = 4, 4_000_000
+"""Times the epochs of others, which settle weights under L2; rows that all epochs visit then."""
 _RATE_OF_ALL, _HIGHEST_RATE, _DENSE_RATE_OF_ALL = 60.0, 10.0, 0.3
 """Of all of a row's weights together, of one of them, and of all of the numbers' ones, under L2."""
 _MANY_INPUTS = 40
@@ -185,7 +186,8 @@ def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]
       dataset: its columns tell which there are.
       models: those to try.
     """
-    columns, epochs = _columns(dataset), base_options(dataset)["epochs"]
+    columns, rows = _columns(dataset), dataset.split("train").rows
+    settling = settling_epochs(rows, base_options(dataset)["epochs"])
     found = []
     for model, options in _LISTED:
         if model not in models or (_is_of_numbers(options) and not dataset.numeric):
@@ -195,9 +197,14 @@ def first_candidates(dataset: Dataset, models: Sequence[str]) -> list[Candidate]
         chosen |= {"cross": cross} if cross != columns.alone else {}
         inputs = _inputs(dataset, cross)
         if "row_l2" in options:
-            chosen |= _ridge(inputs, epochs)
+            chosen |= _ridge(inputs, settling)
         found.append(_made(model, _of_inputs(model, chosen, inputs), dataset))
     return list({candidate.key: candidate for candidate in found}.values())
+
+
+def settling_epochs(rows: int, epochs: int) -> int:
+    """Gives the epochs of weights under L2, where others have so many."""
+    return epochs * max(1, min(_MORE_EPOCHS, _MOST_VISITS // max(1, epochs * rows)))
 
 
 def _is_of_numbers(options: Mapping[str, Any]) -> bool:
@@ -207,7 +214,7 @@ def _is_of_numbers(options: Mapping[str, Any]) -> bool:
 
 def _inputs(dataset: Dataset, cross: Sequence[str]) -> int:
     """Counts the weights that a row's logit is a sum of."""
-    return len(dataset.numeric) + len(dataset.categorical) + len(cross)
+    return max(1, len(dataset.numeric) + len(dataset.categorical) + len(cross))
 
 
 def _ridge(inputs: int, epochs: int) -> Mapping[str, Any]:
@@ -220,7 +227,7 @@ def _ridge(inputs: int, epochs: int) -> Mapping[str, Any]:
 
     Args:
       inputs: the weights that a row's logit is a sum of.
-      epochs: the base's.
+      epochs: in which the weights settle.
     """
     strength = _round(inputs / _VARIANCE)
     return {
@@ -230,7 +237,7 @@ def _ridge(inputs: int, epochs: int) -> Mapping[str, Any]:
         "numeric_l2": strength,
         "numeric_bins": 0,
         "numeric_standard": True,
-        "epochs": _MORE_EPOCHS * epochs,
+        "epochs": epochs,
     }
 
 

@@ -82,7 +82,8 @@ def row_l2() -> Any:
     return option(
         0.0,
         "L2 penalty of the ids' rows: half of this times the sum of their squares, beside the sum "
-        "of the losses of all training rows: rare ids stay near 0",
+        "of the losses of all training rows: rare ids stay near 0; half the number of columns is "
+        "a good start",
         least=0,
         most=1e30,
     )

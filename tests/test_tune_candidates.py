@@ -50,6 +50,8 @@ def test_candidates_differ_in_what_data_without_numbers_has(clicks: Dataset) -> 
     strength = (columns + len(clicks.numeric)) / 2
     assert [c.options["row_l2"] for c in penalized] == [float(f"{strength:.2g}")]
     doubled = neighbors(penalized[0], {"data": "D", "model_dir": "M"}, clicks)
+    first = [c.options["row_l2"] for c in doubled[:2]]
+    assert first == [float(f"{each:.2g}") for each in (strength * 2, strength / 2)]
     of_them = (strength / 2, strength, strength * 2)
     assert {c.options["row_l2"] for c in doubled} == {float(f"{each:.2g}") for each in of_them}
     assert any(c.options.get("numeric_l2") == 30 for c in changed)

@@ -275,14 +275,14 @@ def _changes(model: str, now: Mapping[str, Any], dataset: Dataset) -> Iterator[M
     epochs = int(now["epochs"])
     is_wide = now.get("deep_mlp", now.get("top_mlp")) == _WIDE["deep_mlp"]
     columns, cross = _columns(dataset), tuple(now.get("cross", ()))
+    if now.get("row_l2"):  # where weights settle, rates and epochs matter less
+        yield {"row_l2": _round(now["row_l2"] * 2)}
+        yield {"row_l2": _round(now["row_l2"] / 2)}
     yield {"sparse_learning_rate": _round(sparse / 3)}
     yield {"sparse_learning_rate": _round(sparse * 3)}
     yield {"epochs": epochs + max(1, epochs // 2)}
     yield {"epochs": max(1, epochs * 2 // 3)}
-    if now.get("row_l2"):
-        yield {"row_l2": _round(now["row_l2"] * 2)}
-        yield {"row_l2": _round(now["row_l2"] / 2)}
-    else:
+    if not now.get("row_l2"):
         yield {"row_l2": _round(_inputs(dataset, cross) / _VARIANCE)}
     yield {"dense_learning_rate": _round(dense * 3)}
     for kinds in ((), (_PAIRS,), (_CODES,), (_CODES, _PAIRS)):

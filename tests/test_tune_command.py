@@ -90,6 +90,7 @@ def search_in(model_dir: Path, clicks: Dataset, **fields: Any) -> Search:
 def test_search_goes_to_what_scores_best(
     clicks: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tuning, "_BY_CHANCE", 0.25)
     scored = Scored(monkeypatch, distance)
     search = search_in(tmp_path, clicks)
     search.run()
@@ -98,13 +99,15 @@ def test_search_goes_to_what_scores_best(
     plain = [c for c in first if c.model == "logistic_regression" and "cross" not in c.options][:3]
     assert sum("numeric_l2" in c.options for c in plain) == 2
     runs = [(candidate.key, 0) for candidate in plain]
-    for candidate in sorted(plain, key=lambda c: distance(c, 0)):
-        # On all shares, as nothing is to be told from chance.
+    near = [c for c in plain if distance(c, 0) <= 1.25 * min(distance(each, 0) for each in plain)]
+    assert len(near) == 2
+    for candidate in sorted(near, key=lambda c: distance(c, 0)):
+        # On all shares, as nothing is to be told from chance; the third is too far behind for that.
         of_its_own = "epochs" in candidate.options
         settled = candidate if of_its_own else tuning.with_epochs(candidate, 4)
         runs += [(settled.key, fold) for fold in range(int(of_its_own), 3)]
     assert scored.asked[: len(runs)] == runs
-    assert len(runs) == 11
+    assert len(runs) == 9
     others = [(c.key, 0) for c in first if c not in plain]
     assert scored.asked[len(runs) : len(runs) + len(others)] == others
     asked = [key for key, _ in scored.asked]

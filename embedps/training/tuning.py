@@ -57,12 +57,13 @@ _MOST_OF_TIME = 0.15
 """Of all minutes, that a run may take before it is stopped at its last score."""
 _CLOSE = 0.02
 """Of a score, by which another model may be behind and have its neighbors tried."""
-_NUM_PLAIN = 3
-"""How many logistic regressions without crosses are scored on all shares, whatever comes."""
+_NUM_PLAIN, _BY_CHANCE = 3, 0.1
+"""How many logistic regressions without crosses are scored on all shares, whatever comes, unless
+they are behind the best of them by more than this of its score on the first."""
 _PLAIN_SHARE, _BREADTH_SHARE, _FIRST_SHARE = 0.3, 0.5, 0.7
 """Of the time, after which only the best of the plain regressions goes on whatever comes; after
 which no more of the first candidates begin; and after which only the best of them goes on."""
-_LEAST_MODELS = 7
+_LEAST_MODELS = 8
 """How many of the first candidates begin beside the plain regressions, whatever these took."""
 _FAR = 2.0
 _AS_GOOD = 0.01
@@ -203,8 +204,10 @@ class Search:
         """Scores the first candidates; those with scores of all shares are among `tried` then."""
         for candidate in self._plain:
             yield from self._missing(candidate, 1)
-        for place, candidate in enumerate(self._by_first_share(self._plain)):
-            must = place == 0 or self._goes_on(candidate) or self._is_before(_PLAIN_SHARE)
+        plain = self._by_first_share(self._plain)
+        for place, candidate in enumerate(plain):
+            may = self._is_before(_PLAIN_SHARE) and self._lag(candidate, plain[0]) <= _BY_CHANCE
+            must = place == 0 or self._goes_on(candidate) or may
             yield from self._race(candidate, tried, must=must)
         others = [c for c in self._first if c not in self._plain]
         for place, candidate in enumerate(others):
@@ -218,6 +221,11 @@ class Search:
         """Gives those that have a score of the first share, the best first."""
         scored = [c for c in candidates if self._has_scores(c, 1)]
         return sorted(scored, key=lambda c: -self._merit(self._record.of(c.key).scores[0]))
+
+    def _lag(self, candidate: Candidate, other: Candidate) -> float:
+        """Tells by how much of its score one is behind another on the first share."""
+        mine, its = (self._merit(self._record.of(c.key).scores[0]) for c in (candidate, other))
+        return (its - mine) / abs(its) if its else its - mine
 
     def _has_scores(self, candidate: Candidate, scores: int) -> bool:
         known = self._known(candidate)
@@ -234,14 +242,9 @@ class Search:
 
     def _rival(self, center: Candidate) -> list[Candidate]:
         """Gives the best candidate of another model on the first share, if it is close."""
-        first = {
-            each.key: self._merit(tried.scores[0])
-            for each in self._raced
-            if (tried := self._known(each)) and tried.scores and not tried.problem
-        }
-        others = [c for c in self._raced if c.model != center.model and c.key in first]
-        rival = max(others, key=lambda c: first[c.key], default=None)
-        if rival is None or first[rival.key] < first[center.key] - _CLOSE * abs(first[center.key]):
+        others = [c for c in self._raced if c.model != center.model]
+        rival = next(iter(self._by_first_share(others)), None)
+        if rival is None or self._lag(rival, center) > _CLOSE:
             return []
         return [self._settled(rival)]
 

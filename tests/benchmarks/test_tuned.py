@@ -49,7 +49,11 @@ def test_plain_chances_of_one_label_are_numbers() -> None:
     assert np.all(chances < 0.1)
 
 
-def test_row_l2_and_numeric_l2_score_as_an_exact_penalty_of_that_strength(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strength", [None, 20.0])
+def test_row_l2_and_numeric_l2_score_as_an_exact_penalty_of_that_strength(
+    strength: float | None, tmp_path: Path
+) -> None:
+    """That of the candidate, half the number of columns, or another one."""
     dataset = write_dataset(tmp_path / "set", train=(3000,), evaluation=(3000,))
 
     def exact(
@@ -62,17 +66,19 @@ def test_row_l2_and_numeric_l2_score_as_an_exact_penalty_of_that_strength(tmp_pa
         firsts = np.cumsum([0, *(len(known) for known, _ in places)])
         rows.hashed = np.stack([at for _, at in places], 1) + firsts[:-1]
         rows._hashed = int(firsts[-1])
-        logits = rows.logits(rows.fit(labels, train, 20.0), np.arange(num_train, len(labels)))
+        penalty = strength or (numerics.shape[1] + ids.shape[1]) / 2
+        logits = rows.logits(rows.fit(labels, train, penalty), np.arange(num_train, len(labels)))
         chances: tuned.Array = 1 / (1 + np.exp(-logits))
         return chances
 
     expected = tuned._of_arrays(dataset, exact)
     found = first_candidates(dataset, ("logistic_regression",))
-    (candidate,) = (each for each in found if each.options.get("row_l2") == 20)
-    options = {**candidate.options, "numeric_l2": 20.0, "epochs": 60}
-    candidate = dataclasses.replace(candidate, options=options)
+    (candidate,) = (c for c in found if "row_l2" in c.options and "cross" not in c.options)
+    strengths = dict.fromkeys(("row_l2", "numeric_l2"), strength or candidate.options["row_l2"])
+    assert strength or strengths.items() <= candidate.options.items()
+    candidate = dataclasses.replace(candidate, options={**candidate.options, **strengths})
     where = {"data": str(dataset.directory), "model_dir": str(tmp_path / "m"), "eval": "inline"}
-    values = {**base_options(dataset), **where, "eval_epochs": 60}
+    values = {**base_options(dataset), **where, "eval_epochs": candidate.options["epochs"]}
     run = candidate.run(values)
     scored = Trainer(run.recommender(dataset), dataset, run.config).fit().scores[-1]
     assert scored.auc is not None

@@ -21,6 +21,7 @@ PLANTED = {
     "store/evicted_rows.cc": (1, "'current_' requires holding mutex 'mutex_'"),
     "store/page_pool.cc": (1, "'used_bytes_' requires holding mutex 'mutex_'"),
     "store/read_pool.cc": (1, "'jobs_' requires holding mutex 'mutex_'"),
+    "store/reads_under_way.h": (0, "'locations_' requires holding mutex 'mutex_'"),
     "store/row_store.cc": (4, "'Row' requires holding mutex 'stripe.mutex'"),
     "store/row_tier.cc": (2, "'image_slots_' requires holding mutex 'mutex_'"),
     "store/row_updater.cc": (0, "'RowFinder' requires holding mutex 'stripe.mutex'"),

@@ -71,10 +71,11 @@ def shown(plan: Plan) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reads_ahead", [False, True])
 @pytest.mark.parametrize("memory_mib", [9, 11])
-def test_hits_of_a_plan_are_those_of_a_run(dataset, memory_mib, tmp_path, monkeypatch):
-    # Steps this short look up rows that are still being read ahead, and so read them twice.
-    monkeypatch.setattr(LocalExchange, "read_ahead", lambda *_: None)
+def test_hits_of_a_plan_are_those_of_a_run(dataset, memory_mib, reads_ahead, tmp_path, monkeypatch):
+    if not reads_ahead:
+        monkeypatch.setattr(LocalExchange, "read_ahead", lambda *_: None)
     config = config_of(dataset, tmp_path, memory_mib << 20)
     plan = make_plan(MODEL, dataset, config, PlanConfig(measure=False))
     read = []

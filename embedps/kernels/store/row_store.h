@@ -29,6 +29,7 @@
 #include "embedps/kernels/store/optimizers.h"
 #include "embedps/kernels/store/outgoing_rows.h"
 #include "embedps/kernels/store/page_pool.h"
+#include "embedps/kernels/store/reads_under_way.h"
 #include "embedps/kernels/store/row_layout.h"
 #include "embedps/kernels/store/row_tier.h"
 #include "embedps/kernels/store/server_memory.h"
@@ -309,7 +310,7 @@ class RowStore {
   void BringIn(const IdsByTable& batch);
   // Reads those of a batch's rows that are on disk.
   Status Fetch(const IdsByTable& batch, const StripeOrder& order, const ParallelFor& parallel,
-               RowTier::Fetched* fetched);
+               LaterRows* later);
   // Reads those of some of a stripe's rows that are on disk; the keys are their numbers. A failure
   // fails the tier.
   void FetchRows(int bin, const std::vector<uint32_t>& numbers, RowTier::Fetched* fetched) const;
@@ -414,6 +415,7 @@ class RowStore {
   // The stripes' pending lists hold the rows touched in (pending_since_, last_cut_].
   int64_t pending_since_ GUARDED_BY(cut_mutex_) = -1;
   std::unique_ptr<RowTier> tier_;       // null if no row is on disk
+  ReadsUnderWay reads_;                 // of its rows
   std::unique_ptr<AheadReader> ahead_;  // with a tier
   std::unique_ptr<Sweeper> sweeper_;    // the last member, as its thread uses the others
 };

@@ -62,8 +62,9 @@ constexpr int kDim = 48;
 
 // Rows of which few are in memory, and the same rows without a disk.
 struct Stores {
-  Stores() {
+  explicit Stores(int64_t max_rows = 0) {
     RowStoreConfig config = MakeConfig(kDim, 1, OptimizerKind::kAdagrad);
+    config.tables[0].eviction.max_rows = max_rows;
     plain = std::make_unique<RowStore>(config);
     config.tier_memory = std::make_shared<TierMemory>(SmallTier(directory.Path("")));
     tiered = std::make_unique<RowStore>(config);
@@ -103,6 +104,37 @@ TEST(ASlowDiskGivesTheSameRows) {
   }
   EXPECT_TRUE(faults > 20);
   stores.ExpectSame();
+}
+
+// Whoever comes second waits, or leaves them out.
+TEST(RowsThatALookupAndAReadAheadNeedAreReadOnce) {
+  for (const bool displaces : {false, true}) {
+    for (const bool is_ahead_first : {false, true}) {
+      Stores stores(displaces ? 6000 : 0);
+      const auto read = [&] { return stores.tiered->tier()->stats().log.read; };
+      const Batch batch{Range(1000, 1040)};
+      const int64_t before = read();
+      stores.Begin(Fault::kSlow);
+      std::thread step;
+      if (is_ahead_first) {
+        stores.tiered->ReadAhead(batch.view());
+      } else {
+        step = std::thread([&] { stores.Step(batch, 2); });
+      }
+      while (faults == 0) std::this_thread::yield();
+      const int64_t by_first = read() - before;
+      EXPECT_TRUE(by_first > 30);
+      if (is_ahead_first) {
+        stores.Step(batch, 2);
+      } else {
+        stores.tiered->ReadAhead(batch.view());
+        step.join();
+      }
+      stores.tiered->WaitForAhead();
+      EXPECT_EQ(read() - before, by_first);
+      stores.ExpectSame();
+    }
+  }
 }
 
 TEST(ADiskThatAnswersInPiecesOrIsInterruptedGivesTheSameRows) {

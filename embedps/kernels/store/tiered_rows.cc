@@ -51,68 +51,76 @@ void RowStore::AddEvicted(int t, const RowHeader& row, EvictionCause cause) cons
 }
 
 Status RowStore::Fetch(const IdsByTable& batch, const StripeOrder& order,
-                       const ParallelFor& parallel, RowTier::Fetched* fetched) {
-  if (tier_ == nullptr) return Status::Ok();
+                       const ParallelFor& parallel, LaterRows* later) {
   tier_->Pace();
   if (!tier_->has_spilled()) return tier_->failure();
-  Mutex mutex;
-  order.ForEachBin(parallel, 60,
-                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-                     thread_local RowTier::Fetched wanted;
-                     wanted.clear();
-                     {
-                       Stripe& stripe = *stripes_[bin];
-                       const MutexLock lock(&stripe.mutex);
-                       RowFinder finder(stripe, arena_.get(), first, last);
-                       for (const auto* e = first; e < last; ++e) {
-                         const uint32_t number = finder.Next(e, batch.ids[e->at]);
-                         if (number != kNone) tier_->Want(bin, number, e->at, &wanted);
-                       }
-                     }
-                     if (wanted.empty()) return;
-                     const MutexLock lock(&mutex);
-                     fetched->Append(wanted);
-                   });
-  return tier_->Fetch(fetched);
+  const auto note = [&](const StripeOrder& entries, LaterRows* rows) {
+    entries.ForEachBin(
+        parallel, 60,
+        [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+          Stripe& stripe = *stripes_[bin];
+          const MutexLock lock(&stripe.mutex);
+          RowFinder finder(stripe, arena_.get(), first, last);
+          for (const auto* e = first; e < last; ++e) {
+            const uint32_t number = finder.Next(e, batch.ids[e->at]);
+            if (number != kNone) (void)rows->Takes(bin, number, *e);
+          }
+        });
+  };
+  note(order, later);
+  if (!later->others.empty()) {
+    later->WaitForOthers();
+    LaterRows rest(layout_, stripes_, tier_.get(), nullptr);
+    note(StripeOrder(std::move(later->others)), &rest);
+    later->fetched.Append(rest.fetched);
+  }
+  return tier_->Fetch(&later->fetched);
 }
 
 Status RowStore::VisitRows(const IdsByTable& batch, const StripeOrder& order,
                            const ParallelFor& parallel, int64_t cost, const BinVisit& visit) {
-  RowTier::Fetched fetched;
-  const auto all = [&](LaterRows* later) {
-    order.ForEachBin(parallel, cost,
-                     [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-                       visit(bin, first, last, fetched, later);
-                     });
+  const RowTier::Fetched none{};
+  const auto all = [&](const StripeOrder& entries, const RowTier::Fetched& fetched,
+                       LaterRows* later) {
+    entries.ForEachBin(
+        parallel, cost,
+        [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+          visit(bin, first, last, fetched, later);
+        });
   };
   if (tier_ == nullptr) {
-    all(nullptr);
+    all(order, none, nullptr);
     return Status::Ok();
   }
+  LaterRows later(layout_, stripes_, tier_.get(), &reads_);
   const bool displaces = std::any_of(evictions_.begin(), evictions_.end(),
                                      [](const auto& each) { return each->displaces(); });
   if (displaces) {
     // A new row may displace one that is visited later: all must be visited in their order.
-    EMBEDPS_RETURN_IF_ERROR(Fetch(batch, order, parallel, &fetched));
-    all(nullptr);
+    EMBEDPS_RETURN_IF_ERROR(Fetch(batch, order, parallel, &later));
+    all(order, later.fetched, nullptr);
     return failure();
   }
   tier_->Pace();
   EMBEDPS_RETURN_IF_ERROR(failure());
   if (!tier_->has_spilled()) {
-    all(nullptr);  // what spills meanwhile is read alone
+    all(order, none, nullptr);  // what spills meanwhile is read alone
     return failure();
   }
-  LaterRows later(layout_, stripes_, tier_.get());
-  all(&later);
-  if (later.entries.empty()) return failure();
-  EMBEDPS_RETURN_IF_ERROR(tier_->Fetch(&later.fetched));
-  StripeOrder(std::move(later.entries))
-      .ForEachBin(parallel, cost,
-                  [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-                    visit(bin, first, last, later.fetched, nullptr);
-                  });
-  return failure();
+  const auto read = [&](LaterRows* rows) {
+    if (rows->entries.empty()) return failure();
+    EMBEDPS_RETURN_IF_ERROR(tier_->Fetch(&rows->fetched));
+    all(StripeOrder(std::move(rows->entries)), rows->fetched, nullptr);
+    return failure();
+  };
+  all(order, none, &later);
+  EMBEDPS_RETURN_IF_ERROR(read(&later));
+  if (later.others.empty()) return Status::Ok();
+  // What others read ahead, or look up, is in memory then, but for a few rows.
+  later.WaitForOthers();
+  LaterRows rest(layout_, stripes_, tier_.get(), nullptr);
+  all(StripeOrder(std::move(later.others)), none, &rest);
+  return read(&rest);
 }
 
 void RowStore::ReadAhead(const IdsByTable& batch) {
@@ -125,35 +133,32 @@ void RowStore::WaitForAhead() {
 
 void RowStore::BringIn(const IdsByTable& batch) {
   const StripeOrder order(batch, salts_, SerialFor);
-  RowTier::Fetched fetched;
-  const auto visit_all =
-      [&](const std::function<void(int bin, uint32_t number, int64_t key)>& visit) {
-        order.ForEachBin(
-            SerialFor, 100,
-            [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-              Stripe& stripe = *stripes_[bin];
-              const MutexLock lock(&stripe.mutex);
-              RowFinder finder(stripe, nullptr, first, last);
-              for (const auto* e = first; e < last; ++e) {
-                const uint32_t number = finder.Next(e, batch.ids[e->at]);
-                if (number != kNone) visit(bin, number, e->at);
-              }
-            });
-      };
+  LaterRows rows(layout_, stripes_, tier_.get(), &reads_);
+  const auto visit_all = [&](const std::function<void(int bin, uint32_t number,
+                                                      const StripeOrder::Entry& entry)>& visit) {
+    order.ForEachBin(SerialFor, 100,
+                     [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+                       Stripe& stripe = *stripes_[bin];
+                       const MutexLock lock(&stripe.mutex);
+                       RowFinder finder(stripe, nullptr, first, last);
+                       for (const auto* e = first; e < last; ++e) {
+                         const uint32_t number = finder.Next(e, batch.ids[e->at]);
+                         if (number != kNone) visit(bin, number, *e);
+                       }
+                     });
+  };
   tier_->Pace();
   int last_bin = -1;
   int64_t more = 0;
-  visit_all([&](int bin, uint32_t number, int64_t key) NO_THREAD_SAFETY_ANALYSIS {
+  visit_all([&](int bin, uint32_t number, const StripeOrder::Entry& entry) {
     if (bin != last_bin) more = 0;
     last_bin = bin;
-    if (!layout_.IsOnDisk(*stripes_[bin]->Row(number)) || !tier_->TakesAhead(bin, more)) return;
-    ++more;
-    tier_->Want(bin, number, key, &fetched);
+    if (tier_->TakesAhead(bin, more) && rows.Takes(bin, number, entry)) ++more;
   });
   // A failure fails the tier: who looks the rows up is told.
-  if (fetched.empty() || !tier_->Fetch(&fetched).ok()) return;
-  visit_all([&](int bin, uint32_t number, int64_t key) {
-    tier_->BringInAhead(bin, number, fetched, key);
+  if (rows.entries.empty() || !tier_->Fetch(&rows.fetched).ok()) return;
+  visit_all([&](int bin, uint32_t number, const StripeOrder::Entry& entry) {
+    tier_->BringInAhead(bin, number, rows.fetched, entry.at);
   });
 }
 

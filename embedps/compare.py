@@ -298,6 +298,8 @@ def _show(results: Sequence[dict[str, Any]], label: str) -> None:
     make_console().print(table)
     for name in names:
         say(f"{label}: {_verdict(_TITLES[name], results[0]['scores'][name])}")
+    if "auc" not in names:
+        say(f"{label}: there is no AUC or GAUC of labels between 0 and 1")
 
 
 def _cells(score: Mapping[str, Any] | None) -> list[str]:

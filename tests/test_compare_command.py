@@ -74,7 +74,7 @@ def test_a_model_against_itself_is_noise(history: Path, capsys: Any) -> None:
 
 
 def test_labels_that_are_missing_or_soft_or_weighed_are_compared_where_they_are(
-    tmp_path: Path,
+    tmp_path: Path, capsys: Any
 ) -> None:
     columns = labelled.make_columns(640, 3)
     dataset = labelled.write_dataset(tmp_path / "set", columns)
@@ -97,6 +97,8 @@ def test_labels_that_are_missing_or_soft_or_weighed_are_compared_where_they_are(
     y, w = columns["watched"][there], columns["watch_weight"][there]
     plain = plain_scores.click_scores(y, logit(p), w)["logloss"]
     assert found["watched"]["scores"]["weighted_logloss"]["second"] == pytest.approx(plain)
+    assert command(tmp_path / "a", tmp_path / "b", "--label", "watched") == 0
+    assert "watched: there is no AUC or GAUC of labels between 0 and 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def reduce_kind(array: pa.Array) -> tuple[pa.Array, BadTexts]:
-    """Gives a dictionary's values, and texts and bytes as `string`, null where not UTF-8."""
+    """Gives a dictionary's values; texts, bytes, UUIDs as `string`, null where not UTF-8."""
+    if array.type == pa.uuid():
+        return pa.array([None if each is None else str(each) for each in array.to_pylist()]), {}
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = array.type

@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embedps.errors import DatasetError
@@ -83,6 +86,19 @@ def test_id_that_is_none_is_one_bad_value(array: pa.Array, reason: str):
     assert list(bad) == [1]
     assert reason in bad[1]
     assert ids[0].as_py() == 1
+
+
+def test_uuids_are_the_ids_of_their_texts_alone_and_in_lists(tmp_path: Path):
+    keys = [uuid.UUID(int=7), None, uuid.UUID(int=2**127 + 9)]
+    wanted = [-1 if key is None else fingerprint(str(key)) for key in keys]
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"c": pa.array(keys, pa.uuid())}), path)  # of a logical type there
+    array = pq.read_table(path)["c"].combine_chunks()
+    ids, bad = decode_column(STRING, array, ())
+    assert (ids.to_pylist(), bad) == (wanted, {})
+    lists = pa.ListArray.from_arrays(pa.array([0, 3], pa.int32()), array)
+    found, bad = decode_column(Column(name="c", role="list", type="string"), lists, ())
+    assert (found.to_pylist(), bad) == ([wanted], {})
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint64(), pa.decimal128(20, 0)])

@@ -69,6 +69,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
         or types.is_large_binary(kind)
         or types.is_fixed_size_binary(kind)
         or types.is_binary_view(kind)
+        or kind == pa.uuid()
     )
 
 
@@ -83,6 +84,8 @@ def _values(column: pa.Array) -> NDArray[np.uint64] | None:
         return _sum_of_columns(zip(names, column.flatten(), strict=True), len(column), 0)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if column.type == pa.uuid():
+        column = column.storage
     kind = column.type
     if _is_bytes(kind):
         encoded = column.cast(pa.large_binary()).dictionary_encode()

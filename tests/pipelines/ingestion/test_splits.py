@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import uuid
 
 import numpy as np
 import pyarrow as pa
@@ -118,6 +119,7 @@ def test_hash_of_a_record_is_of_its_values_and_their_names():
         pa.array([[("a", 1)], [("b", 1)], [("a", 2)], [("a", 1), ("b", 1)]], MAP),
         pa.array([b"a", b"b", b"\xff", None]),
         pa.array([b"ab", b"ba"], pa.binary(2)),
+        pa.array([uuid.UUID(int=1), uuid.UUID(int=2**127), None], pa.uuid()),
     ],
 )
 def test_hash_of_a_record_is_also_of_nested_values_and_of_bytes(values: pa.Array):

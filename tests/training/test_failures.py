@@ -380,6 +380,7 @@ def wait_until_joined(run: Program, model_dir: Path, name: str, times: int) -> N
 
 def lose(run: Program, model_dir: Path, worker: str, how: signal.Signals) -> None:
     """Sends a worker's first process a signal; waits until the second has had a client."""
+    wait_until_joined(run, model_dir, worker.replace(" ", "-"), 1)  # it tells so after the client
     os.kill(pid_of(model_dir, worker), how)
     wait_until_joined(run, model_dir, worker.replace(" ", "-"), 2)
 

@@ -47,7 +47,7 @@ class OurRows:
         from embedps.tables import FeatureSpec, Initializer, TableSpec
         from embedps.tables.collection import EmbeddingCollection
         from embedps.tables.optimizers import SGD
-        from embedps.tables.tier import Tiered
+        from embedps.tables.tiered import Tiered
 
         table = TableSpec(
             name="rows", embedding_dim=DIM, optimizer=SGD(), initializer=Initializer()

@@ -40,7 +40,7 @@ from embedps.serving.export_model import export_model
 from embedps.serving.row_arrays import stack_rows
 from embedps.serving.stock_lookup import StockTables
 from embedps.tables import FeatureSpec, TableSpec
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 DIM, REPEATS, BATCH = 16, 50, 1_000_000
 COLUMNS = [f"C{i}" for i in range(1, 27)]

@@ -45,7 +45,7 @@ from embedps.errors import EmbedpsError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.models import dlrm
 from embedps.run.opened_run import open_run
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 TABLES = len(W1.cardinalities)
 _FLOAT_BYTES = 84  # of a row of dim 16 with row-wise Adagrad in memory, without its head

@@ -47,7 +47,7 @@ from benchmarks.unit_trainer import UnitTrainer
 from benchmarks.workload import W1, Workload, files, make_batches
 from embedps.models import dlrm
 from embedps.tables import ops
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 BATCH, UNIT_ROWS, LOOKUPS = 2048, 16384, 128
 _FLOAT_BYTES = 84  # of a row of dim 16 with row-wise Adagrad in memory, without its head

@@ -13,7 +13,7 @@ from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 
 class UnitTrainer:

@@ -43,6 +43,7 @@ from .tables.specs import FeatureSpec as FeatureSpec
 from .tables.specs import Initializer as Initializer
 from .tables.specs import TableSpec as TableSpec
 from .tables.table_options import TableOptions as TableOptions
+from .tables.tiered import Tiered as Tiered
 from .training.callbacks import Callback as Callback
 from .training.callbacks import EarlyStopping as EarlyStopping
 from .training.callbacks import ReduceLearningRate as ReduceLearningRate

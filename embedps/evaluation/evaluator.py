@@ -32,7 +32,7 @@ from embedps.scheduling.division import LedgerOptions
 from embedps.scheduling.ledger import Ledger, Unit
 from embedps.score_names import scores_of
 from embedps.storage.object_store import local_dir
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 EVAL_BATCH_ROWS = 4096
 _POLL_SECS = 0.5

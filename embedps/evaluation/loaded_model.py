@@ -29,7 +29,7 @@ from embedps.evaluation.item_file import write_items
 from embedps.evaluation.restored_model import RestoredModel
 from embedps.run.opened_run import OpenedRun, open_run
 from embedps.scheduling.ledger import Unit
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 
 def load(

@@ -31,7 +31,7 @@ from embedps.engine.row_padding import pad
 from embedps.engine.step_model import StepModel
 from embedps.metrics import ClickMetrics
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 
 class RestoredModel:

@@ -30,7 +30,9 @@ class MemoryCurve:
           group: whose table it is.
           most_rows: that will be asked for; beyond a million, memory grows in proportion.
         """
-        table = dataclasses.replace(group.tables[0], capacity=0, admission=None, eviction=())
+        table = dataclasses.replace(
+            group.tables[0], capacity=0, admission=None, eviction=(), memory=None
+        )
         collection = EmbeddingCollection(
             [table],
             [FeatureSpec(name="ids", table=table)],

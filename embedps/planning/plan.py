@@ -33,6 +33,7 @@ from embedps.run.config import TrainConfig
 from embedps.tables.byte_limits import ServerLimit, evicted_bytes
 from embedps.tables.groups import TableGroup, group_tables
 from embedps.tables.specs import TableSpec
+from embedps.tables.tiered import Tiered
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 SERVERS = (1, 2, 4, 8, 16, 32, 64)
@@ -175,7 +176,9 @@ def make_plan(
         ServerLimit(max_bytes=limit_bytes).check(groups, ["server"], keeps_evicted=keeps_evicted)
     memory_bytes = config.eviction.max_memory_bytes
     limits = _Limits(limit_bytes, memory_bytes, evicted_bytes(groups, keeps_evicted=keeps_evicted))
-    spilled = [group for group in groups if memory_bytes and not group.in_memory]
+    if own := [table.name for group in groups if group.memory for table in group.tables]:
+        say(f"tables {own} have a memory of their own: no wait for its disk is predicted")
+    spilled = [g for g in groups if memory_bytes and not (g.in_memory or g.memory)]
     rows, steps, sample = _read_ids(model, groups, dataset, config, asked, spilled)
     measured = _measure(recommender, dataset, config, asked)
     network = Network(model, variables, sizes)
@@ -390,19 +393,25 @@ def _plan_servers(
     held = _hold_rows(num_ps, groups, rows, limits)
     table_bytes: NDArray[np.float64] = np.zeros(num_ps)
     in_memory: NDArray[np.float64] = np.zeros(num_ps)  # of tables that the disk's limit omits
+    own: dict[Tiered, NDArray[np.float64]] = {}  # of tables with a memory of their own
     ids: NDArray[np.float64] = np.zeros(num_ps)
     floats: NDArray[np.float64] = np.zeros(num_ps)
     for g, (group, curve) in enumerate(zip(groups, curves, strict=True)):
         used = sum((curve.bytes_of(held[t.name].sized) for t in group.tables), np.zeros(num_ps))
         used += np.array([spare_bytes(each) for each in used])
-        table_bytes += used
-        in_memory += used if group.in_memory and limits.memory_bytes else 0
+        if group.memory is not None:
+            own[group.memory] = own.get(group.memory, 0) + used
+        else:
+            table_bytes += used
+            in_memory += used if group.in_memory and limits.memory_bytes else 0
         ids += steps.by_shard(g, num_ps)
         floats += steps.by_shard(g, num_ps) * group.dim * network.wire_share
     table_bytes += sum(limits.evicted_bytes.values())
     # The stores of a server share what they have ready, and it counts.
     for most in (limits.server_bytes, limits.memory_bytes):
         table_bytes = np.minimum(table_bytes, most + in_memory if most else np.inf)
+    for memory, used in own.items():
+        table_bytes += np.minimum(used, memory.max_memory_bytes)
     exchanged = [
         ServerStep(
             ids=ids[i], row_floats=floats[i], network_floats=held, unit_steps=steps.unit_steps

@@ -17,7 +17,7 @@ from embedps.planning.tier_hits import TierPlan, least_memory, record_bytes
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.groups import TableGroup
 from embedps.tables.specs import FeatureSpec
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 _MOST_FILE_BYTES = 256 << 20
 _LEAST_ROWS, _LEAST_IDS = 1 << 16, 64

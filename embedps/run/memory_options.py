@@ -9,7 +9,7 @@ from embedps.config_fields import MAX_INT64, check, option
 from embedps.errors import UsageError
 
 if TYPE_CHECKING:  # it imports TensorFlow, which --help does not wait for
-    from embedps.tables.tier import Tiered
+    from embedps.tables.tiered import Tiered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class MemoryOptions:
 
     def memory(self) -> Tiered | None:
         """Makes the memory of a collection's tables; None if all rows stay in it."""
-        from embedps.tables.tier import Tiered
+        from embedps.tables.tiered import Tiered
 
         if not self.max_memory_bytes or not self.spill_dir:
             return None

@@ -30,7 +30,7 @@ from embedps.serving.stock_model import StockModel
 from embedps.serving.unknown_queries import UnknownQuery
 from embedps.serving.warm_up import FILE_NAME, write_requests
 from embedps.tables.groups import group_tables
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 
 class Progress(Protocol):

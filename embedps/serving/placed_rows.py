@@ -21,7 +21,7 @@ import numpy.typing as npt
 from embedps.errors import UsageError
 
 if TYPE_CHECKING:  # it imports TensorFlow
-    from embedps.tables.tier import Tiered
+    from embedps.tables.tiered import Tiered
 
 Arrays = dict[str, npt.NDArray[Any]]
 MAX_PARTS: Final = 256  # of a stack; each is an open file

@@ -26,7 +26,7 @@ from embedps.serving.placed_rows import Arrays, Layout, aligned_zeros, place_row
 from embedps.tables.specs import TableSpec
 
 if TYPE_CHECKING:  # it imports TensorFlow
-    from embedps.tables.tier import Tiered
+    from embedps.tables.tiered import Tiered
 
 RowDtype: TypeAlias = Literal["float32", "bfloat16", "int8"]
 OnRows: TypeAlias = Callable[[int], None]

@@ -6,3 +6,4 @@ from embedps.tables.optimizers import *  # noqa: F403
 from embedps.tables.specs import FeatureSpec as FeatureSpec
 from embedps.tables.specs import Initializer as Initializer
 from embedps.tables.specs import TableSpec as TableSpec
+from embedps.tables.tiered import Tiered as Tiered

@@ -19,14 +19,15 @@ from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.evicted_files import EvictedFiles
 from embedps.tables.groups import group_tables
 from embedps.tables.lookup_result import LookupResult, ShardRows
-from embedps.tables.new_store import make_store
+from embedps.tables.new_store import make_store, memory_of
 from embedps.tables.policy_counts import AdmissionStats, read_admissions, read_evictions
 from embedps.tables.row_files import RowFiles
 from embedps.tables.specs import FeatureSpec, TableSpec
 from embedps.tables.table_scan import TableScan, make_scan
 from embedps.tables.table_stats import ShardStats, TableStats, add_shards, read_stats
 from embedps.tables.table_use import ShardUse, read_use
-from embedps.tables.tier import Tiered, TierStats, read_tier
+from embedps.tables.tier import TierStats, read_tier
+from embedps.tables.tiered import Tiered
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class EmbeddingCollection:
       learns: whether training makes rows and updates them.
       files: writes the rows to files, and loads them.
       server_limit: of the bytes of each server, if there is one.
-      memory: of each server, if its coldest rows go to disk.
+      has_disk: whether the coldest rows of some tables go to disk.
       evicted_files: of the rows that go, if they are kept.
     """
 
@@ -81,7 +82,8 @@ class EmbeddingCollection:
             another rate of a step, theirs changes in proportion. None: all have the step's.
           sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
           server_limit: of the bytes of each server, if there is one.
-          memory: of each server, if its coldest rows go to disk; not beside `server_limit`.
+          memory: of each server, if its coldest rows go to disk; not beside `server_limit`. Tables
+            with a memory of their own have that, where they are trained.
           keeps_evicted: rows that go can be written to files.
           stores: those of another client, by group and shard: then none is made, and none dropped.
 
@@ -101,7 +103,7 @@ class EmbeddingCollection:
         self._base_rate = learning_rate
         self._step = 0  # the last that `thaw` was told
         self.server_limit = server_limit
-        self.memory = memory
+        self.has_disk = any(memory_of(g, memory, trainable=trainable) for g in self.groups)
         self._make_store = functools.partial(
             make_store,
             num_shards=self.num_shards,

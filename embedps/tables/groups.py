@@ -7,6 +7,7 @@ from typing import Any
 
 from embedps.tables import specs
 from embedps.tables.optimizers import Optimizer
+from embedps.tables.tiered import Tiered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class TableGroup:
       trainable: whether its rows ever change.
       frozen_steps: its rows do not change in the steps before this one.
       in_memory: whether none of its rows goes to disk.
+      memory: its own, shared with groups that have an equal one.
       tables: in declared order. A feature's table is an index into them.
       features: those that look up one of the tables, in declared order.
     """
@@ -34,6 +36,7 @@ class TableGroup:
     trainable: bool = True
     frozen_steps: int = 0
     in_memory: bool = False
+    memory: Tiered | None = None
     tables: tuple[specs.TableSpec, ...]
     features: tuple[specs.FeatureSpec, ...]
 
@@ -91,7 +94,8 @@ def group_tables(
         if table.name in used:
             dtypes = (table.row_dtype, table.slot_dtype)
             frozen = (table.trainable, table.frozen_steps)
-            key = (table.embedding_dim, table.optimizer, *dtypes, *frozen, table.in_memory)
+            memory = (table.in_memory, table.memory)
+            key = (table.embedding_dim, table.optimizer, *dtypes, *frozen, *memory)
             stacks.setdefault(key, []).append(table)
     groups: list[TableGroup] = []
     for stacked in stacks.values():
@@ -109,6 +113,7 @@ def group_tables(
                 trainable=first.trainable,
                 frozen_steps=first.frozen_steps,
                 in_memory=first.in_memory,
+                memory=first.memory,
                 tables=tuple(stacked),
                 features=tuple(f for f in features if f.table_name in names),
             )

@@ -15,7 +15,7 @@ from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.groups import TableGroup
 from embedps.tables.optimizers import SGD
 from embedps.tables.specs import Initializer, TableSpec
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 
 def make_store(
@@ -59,8 +59,10 @@ def make_store(
         if table.initializer is not None and table.initializer.function:
             find_function(table.initializer.function)  # rather than in the first step
     limit = server_limit if trainable else None
-    if group.in_memory:
-        memory = None
+    memory = memory_of(group, memory, trainable=trainable)
+    shared = f"server-memory/{name}"
+    if memory is not None:  # equal ones are one
+        shared += f"/{memory.max_memory_bytes}/{memory.directory}"
     with tf.device(device), _declaration_errors():
         return ops.row_store(
             container=container,
@@ -69,9 +71,19 @@ def make_store(
             **attributes(tables, num_shards=num_shards, server_limit=limit, memory=memory),
             sweeps_itself=sweeps_itself,
             compact=not trainable,
-            server_memory=f"server-memory/{name}",
+            server_memory=shared,
             keeps_evicted=keeps_evicted,
         )
+
+
+def memory_of(group: TableGroup, memory: Tiered | None, *, trainable: bool) -> Tiered | None:
+    """Gives the memory of a group whose collection has this one; None if no row goes to disk.
+
+    Who only reads may have another machine than who trains, so what it is given comes first.
+    """
+    if group.in_memory:
+        return None
+    return memory if memory and not trainable else group.memory or memory
 
 
 def attributes(

@@ -16,6 +16,7 @@ from embedps.tables.eviction import EvictionPolicy, TimeToLive
 from embedps.tables.keras_optimizers import twin_of
 from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 from embedps.tables.stored_names import from_stored, to_stored
+from embedps.tables.tiered import Tiered
 
 Combiner = Literal["sum", "mean", "sqrtn", "none"]
 InitializerKind = Literal["constant", "uniform", "normal", "function"]
@@ -107,6 +108,8 @@ class TableSpec:
       frozen_steps: the same in the steps before this one.
       in_memory: True keeps the rows in memory where the coldest of others go to disk (`Tiered`,
         `--max-memory-bytes`), whose limit does not count them.
+      memory: `Tiered(max_memory_bytes=10**9, directory="/ssd")` sends the coldest rows to a disk,
+        whatever memory other tables have. Tables with an equal one share it on each server.
     """
 
     name: str
@@ -123,6 +126,7 @@ class TableSpec:
     trainable: bool = True
     frozen_steps: int = 0
     in_memory: bool = False
+    memory: Tiered | None = None
 
     def __post_init__(self) -> None:
         check_text("a table's name", self.name)
@@ -166,6 +170,11 @@ class TableSpec:
                 f"{', '.join(cls.__name__ for cls in admission_policies.BY_KIND.values())} or None "
                 f"but got {self.admission!r:.60}"
             )
+        if not isinstance(self.memory, Tiered | None) or (self.memory and self.in_memory):
+            raise UsageError(
+                f"table {self.name!r}: memory must be None, or an embedps.Tiered without "
+                f"in_memory, but got {self.memory!r:.80} and in_memory={self.in_memory}"
+            )
         if not isinstance(self.eviction, list | tuple):
             raise UsageError(
                 f"table {self.name!r}: eviction must be a tuple of policies but got "
@@ -206,8 +215,9 @@ class TableSpec:
         names = [f.name for f in dataclasses.fields(self.optimizer)]
         optimizer = {n: getattr(self.optimizer, n) for n in names} | {"kind": self.optimizer.kind}
         optimizer["learning_rate"] = optimizers.rate_config(self.optimizer.learning_rate)
-        frozen = {"trainable": self.trainable, "frozen_steps": self.frozen_steps}
-        return from_stored(self.to_json()) | {"optimizer": optimizer} | frozen
+        here = {n: getattr(self, n) for n in ("trainable", "frozen_steps", "in_memory")}
+        here["memory"] = None if self.memory is None else dataclasses.asdict(self.memory)
+        return from_stored(self.to_json()) | {"optimizer": optimizer} | here
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TableSpec":
@@ -220,6 +230,8 @@ class TableSpec:
             fields["initializer"] = Initializer(**config["initializer"])
         if "admission" in config:
             fields["admission"] = _made(admission_policies.BY_KIND, config["admission"])
+        if config.get("memory") is not None:
+            fields["memory"] = Tiered(**config["memory"])
         policies = (_made(eviction_policies.BY_NAME, p) for p in config.get("eviction", ()))
         return cls(**fields | {"eviction": tuple(policies)})
 

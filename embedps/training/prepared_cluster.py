@@ -75,7 +75,7 @@ def prepare(
             cluster.run_everywhere(setup.train_unit, unit)
         else:
             cluster.trace(setup.train_unit, unit)
-        if config.eviction.memory() is None and fits_twice(running.collection.use()):
+        if not running.collection.has_disk and fits_twice(running.collection.use()):
             load_ahead(setup, running, saves, is_over=lambda: processes.is_closed)
     except BaseException as error:
         cluster.leave()

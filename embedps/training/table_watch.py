@@ -146,7 +146,7 @@ class TableWatch:
     def _use(self) -> None:
         self._looked_at = self._clock()
         self._report.add_use(self._looked_at, self._collection.use())
-        if self._collection.memory is not None:
+        if self._collection.has_disk:
             self._report.add_tier(self._collection.tier_stats())
 
     def _walk(self) -> dict[str, TableScan]:

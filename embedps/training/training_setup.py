@@ -183,6 +183,7 @@ def set_up(
             "a table has a schedule of its own: leave out --schedule, --warmup and row_schedule"
         )
     _check_byte_limits(config, tables)
+    _check_memory(config, tables, has_rows_on_workers=cluster.place == "workers")
     if dataset_fn is not None and event_secs_of(tables):
         raise UsageError(
             "TimeToLive in event time needs the times of files, which dataset_fn has not: use steps"
@@ -351,6 +352,25 @@ def _check_byte_limits(config: TrainConfig, tables: Sequence[TableSpec]) -> None
         raise UsageError(
             f"{named[0]} must go with --rebase consecutive but got {config.checkpoint.rebase}, "
             "whose deltas keep all removals since the base in memory"
+        )
+
+
+def _check_memory(
+    config: TrainConfig, tables: Sequence[TableSpec], *, has_rows_on_workers: bool
+) -> None:
+    """Checks that tables may have a memory of their own."""
+    name = next((t.name for t in tables if t.memory is not None), None)
+    if name is None:
+        return
+    if config.eviction.max_server_bytes:
+        raise UsageError(
+            f"max_server_bytes must be 0 with table {name!r}, which has a memory of its own, but "
+            f"got {config.eviction.max_server_bytes}"
+        )
+    if has_rows_on_workers:
+        raise UsageError(
+            f"table {name!r} must have no memory of its own where TF_CONFIG has workers only: "
+            "their rows stay in memory"
         )
 
 

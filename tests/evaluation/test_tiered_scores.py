@@ -22,7 +22,7 @@ from embedps.run.eviction_config import EvictionConfig
 from embedps.run.opened_run import open_run
 from embedps.run.run_config import RunConfig
 from embedps.run.summary import read_evaluations
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 from embedps.training.trainer import Trainer
 from tests.builders import TINY_DLRM, make_config, make_trainer, read_split, write_dataset
 from tests.training.same_bits import FIELDS, OF_A_RUN

@@ -13,7 +13,7 @@ from embedps.planning.tier_hits import chunk_of, least_memory
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.byte_limits import STRIPES
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 TABLE = TableSpec(name="row", embedding_dim=48)
 STEP, STEPS = 600, 96

@@ -17,7 +17,7 @@ from embedps.planning.speed import Machines, predict_speed
 from embedps.planning.tier_hits import TierPlan
 from embedps.planning.tier_speed import MissCost, measure_miss, step_secs
 from embedps.run.config import TrainConfig
-from embedps.tables import FeatureSpec, Initializer, MinCount, TableSpec
+from embedps.tables import FeatureSpec, Initializer, MinCount, TableSpec, Tiered
 from embedps.tables.groups import group_tables
 from tests.builders import SumModel, write_dataset
 from tests.planning.test_plan import STEP, shown
@@ -130,3 +130,24 @@ def test_speed_is_that_in_memory_and_the_time_of_rows_on_disk(
     text = " ".join(shown(plan, PlanConfig()).split())
     assert "a row on disk takes 1000.0 us" in text
     assert "1 process, rows on disk" in text
+
+
+def test_a_memory_of_a_table_bounds_its_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = write_dataset(tmp_path / "data", train=(9000,), whole=True)
+    options = {"data": str(dataset.directory), "model_dir": str(tmp_path / "unused")}
+    config = TrainConfig.from_options(**options, eval="none", batch_size=500)
+    own = Tiered(max_memory_bytes=3_000_000, directory=str(tmp_path / "spill"))
+    found = []
+    for memory in (None, own):
+        build = functools.partial(SumModel, features=FEATURES, tables=tables(memory=memory))
+        asked = PlanConfig(measure=False)
+        plan = planning.make_plan(Recommender(build=build), dataset, config, asked)
+        found.append(plan.servers[0].table_bytes[0])
+        assert plan.tiers == []
+    row, other = (table.table_bytes for table in plan.tables)
+    assert found[0] == pytest.approx(row + other, rel=0.1)
+    assert found[1] == pytest.approx(3_000_000 + other, rel=0.1)
+    told = capsys.readouterr().out
+    assert told.count("tables ['row'] have a memory of their own: no wait for its disk") == 1

@@ -11,7 +11,7 @@ import pytest
 
 from embedps.errors import UsageError
 from embedps.serving.placed_rows import MAX_PARTS, Layout, OnDisk, PlacedRows, place_rows
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 from tests.serving.builders import bytes_on_disk
 
 LAYOUTS = [

@@ -21,7 +21,7 @@ from embedps.serving.row_arrays import RowDtype, stack_rows
 from embedps.serving.stock_lookup import StockTables
 from embedps.tables import FeatureSpec, Initializer, TableSpec, specs
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 from embedps.training.checkpoint_writer import CheckpointWriter
 
 TABLES = (

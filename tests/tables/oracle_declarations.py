@@ -26,7 +26,7 @@ from embedps.tables import (
 from embedps.tables.admission import Admission
 from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.eviction import EvictionPolicy
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 from tests.tables.admission_twin import CounterTwin
 from tests.tables.builders import constant
 from tests.tables.stripe_twin import (

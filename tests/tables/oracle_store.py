@@ -19,7 +19,7 @@ from embedps.constants import ADMISSION_FILE_PREFIX
 from embedps.storage.file_io import format_checksum
 from embedps.tables import TableSpec, new_store
 from embedps.tables.byte_limits import ServerLimit
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 from tests.tables.admission_twin import Counter
 from tests.tables.stripe_twin import LEARNING_RATE, Floats
 from tests.tables.table_twin import Record, TwinEvicted

@@ -25,7 +25,7 @@ from embedps.checkpoint.tools.verify import verify
 from embedps.scheduling.event_clock import EventClock
 from embedps.tables import TimeToLive
 from embedps.tables.eviction import find
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 from embedps.training.leftover_saves import LeftoverSaves
 from tests.checkpoint.readers import newest_of
 from tests.tables.chain_twin import (

@@ -1,3 +1,4 @@
+import json
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from embedps.tables import (
     MinCount,
     RowwiseAdagrad,
     TableSpec,
+    Tiered,
 )
 from embedps.tables.specs import check, tables_of
 
@@ -233,3 +235,14 @@ def test_stored_names_are_read_as_fields_and_written_as_before():
         }
         assert table.to_json() == stored
         assert TableSpec.from_config(stored) == table
+
+
+def test_a_config_has_the_memory_that_a_checkpoint_has_not(tmp_path):
+    memory = Tiered(max_memory_bytes=10**9, directory=str(tmp_path))
+    for table in (
+        TableSpec(name="t", embedding_dim=3, memory=memory),
+        TableSpec(name="t", embedding_dim=3, in_memory=True),
+    ):
+        config = json.loads(json.dumps(table.get_config()))
+        assert TableSpec.from_config(config) == table
+        assert not {"memory", "in_memory"} & {*table.to_json()}

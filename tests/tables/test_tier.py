@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_mount(), reason="no file system in memory here")

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import tensorflow as tf
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
 from embedps.errors import ServerLostError, UsageError
+from embedps.evaluation.loaded_model import load_from
+from embedps.run.opened_run import open_run
 from embedps.run.summary import read_evaluations
-from embedps.tables import FeatureSpec, TableSpec
+from embedps.tables import FeatureSpec, TableSpec, Tiered
+from embedps.tables.collection import EmbeddingCollection
 from tests.builders import SumModel, make_trainer, read_split, write_dataset
 from tests.training.same_bits import FIELDS, assert_same_checkpoint
 from tests.training.tiered_model import BODY_BYTES, DIM, ROWS, WIDE, tiered
@@ -51,6 +55,14 @@ def test_a_run_with_a_disk_has_the_bits_of_one_without_and_resumes(tmp_path):
     assert list(spill.iterdir()) == []  # the files have no names: no crash leaves one
 
 
+def rows_of(trainer: Any, dataset: Any) -> dict[str, Any]:
+    """The rows of the training split's ids, by feature."""
+    table = read_split(dataset, "train")
+    ids = {each: tf.constant(table[each].to_numpy()) for each in ("row", "C3")}
+    rows = trainer.collection.combine(trainer.collection.lookup(ids, insert=False))
+    return {each: np.asarray(rows[each]) for each in ids}
+
+
 def both(in_memory: str) -> Recommender:
     """A model of two tables, of which one may stay in memory."""
     names = ("row", "C3")
@@ -77,16 +89,106 @@ def test_a_table_that_stays_in_memory_has_no_row_on_disk_and_the_same_bits(tmp_p
             on_disk = trainer.collection.tier_stats().rows_on_disk
             assert (on_disk["row"] > ROWS / 4) == bool(options and not in_memory)
         assert on_disk["row"] == 0
-        table = read_split(dataset, "train")
-        ids = {each: tf.constant(table[each].to_numpy()) for each in ("row", "C3")}
-        rows = trainer.collection.combine(trainer.collection.lookup(ids, insert=False))
-        found.append({each: np.asarray(rows[each]) for each in ids})
+        found.append(rows_of(trainer, dataset))
         scores.append([e["logloss"] for e in read_evaluations(tmp_path / name)])
-    for each in ids:
-        np.testing.assert_array_equal(found[0][each], found[1][each])
-        assert np.count_nonzero(found[0][each])
+    for each, values in found[0].items():
+        np.testing.assert_array_equal(values, found[1][each])
+        assert np.count_nonzero(values)
     assert scores[0] == scores[1]
     assert len(scores[0]) == 2
+
+
+def with_memory(memory: Tiered | None, *, dims: tuple[int, int] = (DIM, DIM)) -> Recommender:
+    """A model of two tables, of which the first may have a memory of its own."""
+    names = ("row", "C3")
+    own = dict(zip(names, (memory, None), strict=True))
+    tables = [
+        TableSpec(name=n, embedding_dim=dim, memory=own[n])
+        for n, dim in zip(names, dims, strict=True)
+    ]
+    features = [FeatureSpec(name=name, table=name) for name in names]
+    return Recommender(build=functools.partial(SumModel, features=features, tables=tables))
+
+
+def test_a_table_with_a_memory_of_its_own_has_the_same_bits(tmp_path):
+    dataset = write_dataset(tmp_path / "data", train=(ROWS,), whole=True)
+    options = tiered(tmp_path / "spill")
+    memory = Tiered(
+        max_memory_bytes=options["max_memory_bytes"], directory=str(tmp_path / "its-own")
+    )
+    of_run = options | {"max_memory_bytes": 1 << 30}
+    found, scores = [], []
+    for name, own, given in (("plain", None, ({}, {})), ("own", memory, ({}, of_run))):
+        # The second run restores a shard that does not fit, beside one that does.
+        for epochs, more in enumerate(given, 1):
+            trainer = make_trainer(
+                dataset,
+                tmp_path / name,
+                recommender=with_memory(own),
+                **FIELDS | more | {"epochs": epochs},
+            )
+            trainer.fit()
+            assert trainer.collection.has_disk == (own is not None)
+            on_disk = trainer.collection.tier_stats().rows_on_disk
+            assert (on_disk["row"] > ROWS / 4, on_disk["C3"]) == (own is not None, 0)
+        found.append(rows_of(trainer, dataset))
+        scores.append([e["logloss"] for e in read_evaluations(tmp_path / name)])
+    for each, values in found[0].items():
+        np.testing.assert_array_equal(values, found[1][each])
+        assert np.count_nonzero(values)
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == 2
+    assert list((tmp_path / "its-own").iterdir()) == []
+    run = open_run(tmp_path / "own", data=dataset.directory, recommender=with_memory(memory))
+    assert load_from(run).collection.tier_stats().rows_on_disk["row"] > ROWS / 4
+    large = replace(memory, max_memory_bytes=1 << 30)  # what a reader is given comes first
+    assert load_from(run, memory=large).collection.tier_stats().rows_on_disk["row"] == 0
+
+
+def test_tables_with_an_equal_memory_share_it(tmp_path):
+    memory = Tiered(max_memory_bytes=9_000_000, directory=str(tmp_path))
+    tables = [
+        TableSpec(name=n, embedding_dim=d, memory=memory) for n, d in (("a", DIM), ("b", 2 * DIM))
+    ]
+    collection = EmbeddingCollection(
+        tables,
+        [FeatureSpec(name=t.name, table=t) for t in tables],
+        devices=["/device:CPU:0"],
+        container="two-tables-one-memory",
+    )
+    try:
+        assert len(collection.groups) == 2
+        for first in range(0, ROWS, 1000):
+            ids = tf.range(first, first + 1000, dtype=tf.int64)
+            collection.lookup({"a": ids, "b": ids}, insert=True)
+        on_disk = collection.tier_stats().rows_on_disk
+        kept = {t.name: ROWS - on_disk[t.name] for t in tables}
+        sizes = {t.name: 4 * (t.embedding_dim + 1) for t in tables}
+        assert all(0 < kept[n] < ROWS for n in kept)
+        assert sum(kept[n] * sizes[n] for n in kept) <= memory.max_memory_bytes
+        # Either would keep more, if it had that for itself.
+        assert sum(kept[n] * sizes[n] for n in kept) > memory.max_memory_bytes / 2
+    finally:
+        collection.drop()
+
+
+def test_a_memory_of_a_table_is_refused_where_it_cannot_be(tmp_path):
+    memory = Tiered(max_memory_bytes=9_000_000, directory=str(tmp_path))
+    with pytest.raises(UsageError, match=r"table 't': memory must be None, or an embedps.Tiered"):
+        TableSpec(name="t", embedding_dim=4, memory=memory, in_memory=True)
+    with pytest.raises(UsageError, match=r"'t': memory must be .* but got 7"):
+        TableSpec(name="t", embedding_dim=4, memory=7)  # type: ignore[arg-type]
+    dataset = write_dataset(tmp_path / "data", train=(100,), whole=True)
+    with pytest.raises(UsageError, match="max_server_bytes must be 0 with table 'row'"):
+        make_trainer(
+            dataset,
+            tmp_path / "model",
+            recommender=with_memory(memory),
+            max_server_bytes=1 << 30,
+        )
+    little = Tiered(max_memory_bytes=1, directory=str(tmp_path))
+    with pytest.raises(UsageError, match=r"max_memory_bytes must be at least \d+"):
+        make_trainer(dataset, tmp_path / "model", recommender=with_memory(little))
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,12 @@ class LocalExchange(StepExchange[StepInputs]):
         super().__init__(parts)
         self._network = parts.model.model
         self._optimizer = parts.optimizer
-        if self.collection.memory is not None:
+        if self.collection.has_disk:
             self.steps_per_iteration = STEPS_AHEAD
 
     def read_ahead(self, ids: Mapping[str, Ids]) -> None:
         """Begins to read the rows that are on disk."""
-        if self.collection.memory is not None:
+        if self.collection.has_disk:
             self.collection.read_ahead(ids)
 
     def begin(self, ids: Mapping[str, Ids], step: Step) -> StepInputs:

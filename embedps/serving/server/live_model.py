@@ -32,7 +32,7 @@ from embedps.serving.server.request_error import RequestError, invalid
 from embedps.serving.server.request_reader import RequestReader
 from embedps.serving.server.requests import Request, RequestFormat, pad
 from embedps.serving.unknown_queries import UNKNOWN
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 
 _WARM_UP_ROWS = (1, 100)
 

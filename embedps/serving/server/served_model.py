@@ -157,7 +157,7 @@ class ServedModel:
     def tier_stats(self) -> TierStats:
         """Counts the rows on disk; none if all are in memory, or another model is taking over."""
         collection = self._model.collection
-        if collection.memory is not None:
+        if collection.has_disk:
             with suppress(tf.errors.NotFoundError):
                 return collection.tier_stats()
         return TierStats({}, (), *[0] * 7)

@@ -18,7 +18,7 @@ from embedps.errors import UsageError
 from embedps.evaluation.loaded_model import LoadedModel
 from embedps.serving.server import served_model
 from embedps.serving.server.serve_config import ServeConfig
-from embedps.tables.tier import Tiered
+from embedps.tables.tiered import Tiered
 from tests.builders import Replay, make_trainer, read_split, write_dataset
 from tests.serving.server.builders import predict_request, score_of, serving, until
 from tests.training.same_bits import FIELDS

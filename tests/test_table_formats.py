@@ -161,6 +161,13 @@ def test_variable_whose_bytes_are_gone_is_one_line(tmp_path, capsys):
         (tmp_path / name).unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "datetime64[s]"])
+def test_array_without_real_numbers_is_one_line(tmp_path, capsys, dtype):
+    np.save(tmp_path / "a.npy", np.ones((3, 2)).astype(dtype))
+    assert take(tmp_path / "v", tmp_path / "a.npy") == 2
+    assert f"array 'embedding' must have real numbers but has {dtype}" in capsys.readouterr().err
+
+
 def test_arrays_of_another_shape_are_one_line(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", id=np.arange(3), embedding=np.zeros([4, 2]))
     assert take(tmp_path / "v", tmp_path / "a.npz") == 2

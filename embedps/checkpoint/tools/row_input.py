@@ -21,6 +21,7 @@ from embedps.errors import UsageError
 ID, EMBEDDING = "id", "embedding"
 TEXT_KINDS = (".vec", ".txt")
 KINDS = (".parquet", ".arrow", ".csv", *TEXT_KINDS, *foreign_arrays.KINDS)
+_NO_NUMBERS = "cmMOSU"  # kinds of NumPy's dtypes, of which it would make floats
 _BATCH_ROWS = constants.MAX_ROW_FILE_BATCH_ROWS
 
 
@@ -165,7 +166,14 @@ class RowInput:
             ids = self._parts_of(columns.pop(ID)) if ID in columns else self._row_ids(num_rows)
             for first in range(0, num_rows, _BATCH_ROWS):
                 some = slice(first, first + _BATCH_ROWS)
-                yield _batch(next(ids), {name: array[some] for name, array in columns.items()})
+                parts = {name: array[some] for name, array in columns.items()}
+                for name, part in parts.items():
+                    if part.dtype.kind in _NO_NUMBERS:
+                        raise UsageError(
+                            f"{self.path}: array {name!r} must have real numbers but has "
+                            f"{part.dtype}"
+                        )
+                yield _batch(next(ids), parts)
             next(ids, None)  # which checks that it has no more
 
     def _row_ids(self, num_rows: int) -> Iterator[pa.Array]:

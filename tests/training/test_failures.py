@@ -115,7 +115,8 @@ class Program:
 
     @property
     def output(self) -> str:
-        return "".join(self._lines[-60:])
+        told = [line for line in self._lines if not line.startswith("units ")]
+        return "".join([*told[-60:], *self._lines[-9:]])
 
     @property
     def resumed_from(self) -> list[int]:

@@ -310,9 +310,9 @@ void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, RowsLeft* lef
                          PostponedRows* postponed, OutgoingRows* outgoing) {
   const int table = bin / kStripes;
   Stripe& stripe = *stripes_[bin];
-  // Take the open list. A row stays listed until it is copied: the copy contains earlier changes,
+  // Take the open rows. A row stays listed until it is copied: the copy contains earlier changes,
   // and later changes list the row again. So slices of rows can be copied one by one.
-  BlockList<uint32_t> pending(pool_), open(pool_);
+  RowNumbers pending(pool_), open(pool_);
   BlockList<int64_t> pending_removed(pool_), open_removed(pool_);
   uint32_t num_rows;
   {
@@ -323,21 +323,20 @@ void RowStore::CutStripe(int bin, CutKind kind, bool drop_pending, RowsLeft* lef
     open_removed.Swap(&stripe.open_removed);
     num_rows = stripe.used();
   }
-  // Sort without the lock, or lookups would wait. Only cuts use the pending lists.
-  const auto merge = [drop_pending](auto* pending, auto* open, const auto& sort) {
-    auto values = pending->Take();
-    if (drop_pending) values.clear();
-    const auto opened = open->Take();
-    values.insert(values.end(), opened.begin(), opened.end());
-    sort(&values);
-    pending->Append(values);
-    return values;
-  };
+  // Merge without the lock, or lookups would wait. Only cuts use what is pending.
+  std::vector<int64_t> removed = pending_removed.Take();
+  if (drop_pending) {
+    pending.Clear();
+    removed.clear();
+  }
+  pending.Merge(&open);
+  const std::vector<int64_t> opened = open_removed.Take();
+  removed.insert(removed.end(), opened.begin(), opened.end());
+  SortIds(&removed);
+  pending_removed.Append(removed);
   const std::vector<uint32_t> rows =
-      merge(&pending, &open, [num_rows](auto* numbers) { SortRows(num_rows, numbers); });
-  std::vector<int64_t> removed =
-      merge(&pending_removed, &open_removed, [](auto* ids) { SortIds(ids); });
-  if (!rows.empty() || !removed.empty()) {
+      kind == CutKind::kDelta ? pending.Numbers() : std::vector<uint32_t>();
+  if (!pending.empty() || !removed.empty()) {
     const MutexLock lock(&stripe.mutex);
     stripe.pending.Swap(&pending);
     stripe.pending_removed.Swap(&pending_removed);

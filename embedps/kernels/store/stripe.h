@@ -14,6 +14,7 @@
 #include "embedps/kernels/runtime/place_hash.h"
 #include "embedps/kernels/store/block_list.h"
 #include "embedps/kernels/store/page_pool.h"
+#include "embedps/kernels/store/row_numbers.h"
 
 namespace embedps {
 
@@ -61,25 +62,6 @@ inline int StripeOf(uint64_t row_hash) {
 }
 
 static_assert(sizeof(RowHeader) == kHeaderBytes);
-
-// Sorts row numbers below `limit` and removes duplicates. Uses a bitmap unless the list is sparse:
-// the comparisons of a sort are unpredictable branches.
-inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
-  constexpr uint32_t kBits = 64, kSparse = 1024;
-  if (numbers->size() < limit / kSparse) {
-    std::sort(numbers->begin(), numbers->end());
-    numbers->erase(std::unique(numbers->begin(), numbers->end()), numbers->end());
-    return;
-  }
-  std::vector<uint64_t> words(limit / kBits + 1);
-  for (const uint32_t number : *numbers) words[number / kBits] |= uint64_t{1} << number % kBits;
-  numbers->clear();
-  for (uint32_t at = 0; at < words.size(); ++at) {
-    for (uint64_t bits = words[at]; bits != 0; bits &= bits - 1) {
-      numbers->push_back(at * kBits + __builtin_ctzll(bits));
-    }
-  }
-}
 
 // What has the floats of a stripe's rows if they are not behind the headers (row_tier.h). Called
 // under the stripe's lock.
@@ -241,13 +223,12 @@ class Stripe {
     CloseGap(segment, at);
   }
 
-  // Lists a live row for the next cut. A row that was removed in between may be listed twice.
+  // Lists a live row for the next cut.
   void Touch(uint32_t number) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     RowHeader* row = Row(number);
     if (row->listed) return;
     row->listed = 1;
-    if (open.needs_block()) ShortenOpenList();
-    open.Append(number);
+    open.Insert(number);
   }
 
   RowHeader* Row(uint32_t number) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -282,9 +263,9 @@ class Stripe {
     free_ = kNone;
     mask_ = used_ = room_ = 0;
     live_ = 0;
-    open.Take();
+    open.Clear();
     open_removed.Take();
-    pending.Take();
+    pending.Clear();
     pending_removed.Take();
     displaced_by_records.Take();
     hand = 0;
@@ -293,8 +274,8 @@ class Stripe {
 
   void ForgetTouches() EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     constexpr size_t kAhead = 16;
-    for (auto* list : {&open, &pending}) {
-      const std::vector<uint32_t> rows = list->Take();
+    for (auto* numbers : {&open, &pending}) {
+      const std::vector<uint32_t> rows = numbers->Take();
       for (size_t i = 0; i < rows.size(); ++i) {
         if (i + kAhead < rows.size()) __builtin_prefetch(Row(rows[i + kAhead]), 1);
         Row(rows[i])->listed = 0;
@@ -317,10 +298,10 @@ class Stripe {
   StripeTier* tier = nullptr;
 
   // Rows touched, and ids of saved rows removed, since the last cut.
-  BlockList<uint32_t> open GUARDED_BY(mutex);
+  RowNumbers open GUARDED_BY(mutex);
   BlockList<int64_t> open_removed GUARDED_BY(mutex);
   // Those of the last cut, until it is known to be committed.
-  BlockList<uint32_t> pending GUARDED_BY(mutex);
+  RowNumbers pending GUARDED_BY(mutex);
   BlockList<int64_t> pending_removed GUARDED_BY(mutex);
   // Ids without a place when records were loaded.
   BlockList<int64_t> displaced_by_records GUARDED_BY(mutex);
@@ -414,15 +395,6 @@ class Stripe {
   // A free row's id is the number of the next free row.
   uint32_t NextFree(uint32_t number) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return static_cast<uint32_t>(Row(number)->id);
-  }
-
-  // The open list has a row number twice if the row was removed and the number got another row, so
-  // it is cleared of these before it gets much longer than five quarters of the rows.
-  void ShortenOpenList() EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    if (open.size() < used_ + used_ / 4 + 16) return;
-    std::vector<uint32_t> numbers = open.Take();
-    SortRows(used_, &numbers);
-    open.Append(numbers);
   }
 
   // Adds an entry where a search for it ends, and moves those from there on by one place.

@@ -43,18 +43,18 @@ class TableEviction {
   };
 
   // Bytes that a byte limit counts for each row besides the row itself: its share of the index, of
-  // which a segment has 4 bytes per entry and is split when four fifths are in use; 28 of lists;
-  // and one of the pointers to chunks. The row may be in the lists of touched rows, with 5 bytes in
-  // the open one and 4 in the pending one, and a row that it displaced in those of removed ids,
-  // with 8 each. Blocks take a fifteenth more.
+  // which a segment has 4 bytes per entry and is split when four fifths are in use; 28 of lists and
+  // sets; and one of the pointers to chunks. The row may be in the sets of touched rows, with a bit
+  // in each, and a row that it displaced in the lists of removed ids, with 8 bytes each. Blocks
+  // take a fifteenth more. Nine of these bytes are not used.
   static constexpr int64_t kIndexBytes = 11;
   static constexpr int64_t kBookkeepingBytes = kIndexBytes + 29;
 
   // Bytes that a byte limit counts for a table without rows: its stripes, with the blocks of each
-  // one's four lists that are not full, 64 entries more in the open one, and the least memory of
-  // three vectors of pointers.
+  // one's lists and sets that are not full, and the least memory of three vectors of pointers and
+  // of those of the sets, which have one for 1024 rows.
   static constexpr int64_t kTableBytes = kStripes * int64_t{1152};
-  static_assert(sizeof(Stripe) + 4 * PagePool::kBlockBytes + 64 + 3 * 64 <= 1152);
+  static_assert(sizeof(Stripe) + 4 * PagePool::kBlockBytes + 3 * 64 + 2 * 16 <= 1152);
 
   // Called with each row that is about to go, under its stripe's lock.
   using OnEvicted = std::function<void(const RowHeader&, EvictionCause)>;

@@ -14,6 +14,8 @@ from embedps.data.columns import Columns
 from embedps.data.unit_reader import NUMERICS
 from embedps.errors import UsageError
 
+FINITE = "numbers that are finite in float32, or NaN where they are missing"
+"""What columns of numbers must have."""
 _UNFIT = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -41,6 +43,17 @@ def common_rows(values: Sequence[Any]) -> tf.Tensor:
     """Gives the rows of a request, int64: those of its tensors that do not have one row."""
     rows = tf.stack([rows_of(value) for value in values])
     return tf.where(tf.reduce_any(tf.equal(rows, 0)), tf.constant(0, tf.int64), tf.reduce_max(rows))
+
+
+def refuse(names: Sequence[str], is_wrong: tf.Tensor, rule: str) -> None:
+    """Adds an assertion that no column has a wrong value; a tf.function runs it.
+
+    Args:
+      is_wrong: bool [names].
+      rule: what a column must have.
+    """
+    wrong = tf.boolean_mask(tf.constant(names), is_wrong)
+    tf.debugging.Assert(~tf.reduce_any(is_wrong), [f"a column must have {rule}, but not:", wrong])
 
 
 class Inputs:
@@ -128,6 +141,18 @@ class Inputs:
         numbers = [batch[name] for name in self.columns.numerics]
         matrix = tf.stack(numbers, axis=1) if numbers else tf.zeros([rows, 0])
         return {**batch, NUMERICS: matrix}
+
+    def refuse_infinite(self, batch: Mapping[str, Any]) -> None:
+        """Adds an assertion that no number of a batch of `with_numerics` is infinite.
+
+        A network makes NaN of an infinite number, and may make any other number of that.
+        """
+        if self.columns.numerics:
+            is_wrong = tf.reduce_any(tf.math.is_inf(batch[NUMERICS]), axis=0)
+            refuse(self.columns.numerics, is_wrong, FINITE)
+        if lists := self.columns.float_lists:
+            found = [tf.reduce_any(tf.math.is_inf(batch[name].values)) for name in lists]
+            refuse(lists, tf.stack(found), FINITE)
 
     def _dtype(self, column: str) -> tf.DType:
         return tf.int64 if column in self._integers else tf.float32

@@ -291,7 +291,9 @@ class StockModel(tf.Module):
         found = self._lookup([f for f in used if f not in made], batch)
         found = {name: pad(value, rows) for name, value in found.items()}
         batch = {name: pad(value, rows) for name, value in batch.items()}
-        batch = self._model.fill(predictions.inputs.with_numerics(batch, padded_rows(rows)))
+        batch = predictions.inputs.with_numerics(batch, padded_rows(rows))
+        predictions.inputs.refuse_infinite(batch)
+        batch = self._model.fill(batch)
         if made:
             batch = self._model.prepare(batch, training=False)
             found |= self._lookup(made, batch)

@@ -18,6 +18,7 @@ from embedps.data.dataset import MISSING_ID, RARE_ID
 from embedps.errors import UsageError
 from embedps.features.table_columns import Column, Feature
 from embedps.features.table_schema import Table
+from embedps.features.text_values import MAX_INT
 from embedps.features.transform_steps import (
     DAY_MS,
     FIRST_WEEKDAY,
@@ -34,10 +35,11 @@ from embedps.features.transform_steps import (
     Weekday,
 )
 from embedps.layers.id_hash import crossed, finalized, unsigned
-from embedps.serving.inputs import Inputs, lengths_name, tensor_name
+from embedps.serving.inputs import FINITE, Inputs, lengths_name, refuse, tensor_name
 
 _DIGITS = 16
 _HEX = "0*[0-9a-fA-F]{1,16}"
+_MAX_TIME = MAX_INT // 1000
 _RESERVED = "0*[fF]{15}[eEfF]"  # the bits of MISSING_ID and RARE_ID
 
 
@@ -145,7 +147,11 @@ class StockTransforms(tf.Module):
         return made
 
     def batch(self, given: Mapping[str, tf.Tensor]) -> dict[str, Any]:
-        """Makes the columns that the model reads."""
+        """Makes the columns that the model reads.
+
+        Where it runs, InvalidArgumentError tells of a value that ingestion refuses.
+        """
+        self._check(given)
         made = self._rest.batch(given)
         for column in self._table.columns:
             if column.name in made and column.role == "float_list":
@@ -160,6 +166,26 @@ class StockTransforms(tf.Module):
             else:
                 made[feature.name] = self._apply(feature, value)
         return made
+
+    def _check(self, given: Mapping[str, tf.Tensor]) -> None:
+        """Refuses the numbers and times that ingestion refuses; a tf.function runs the checks."""
+        numbers, lists, times = {}, {}, {}
+        for column in self._sources:
+            values = given[tensor_name(column.name)]
+            if column.role == "numeric":
+                numbers[column.name] = tf.math.is_inf(tf.cast(values, tf.float32))
+            elif column.role == "timestamp" and column.type != "text":
+                times[column.name] = (values > _MAX_TIME) | (values < -_MAX_TIME)
+        for name in self._rest.columns.float_lists:
+            lists[name] = ~tf.math.is_finite(given[tensor_name(name)])
+        for found, rule in (
+            (numbers, FINITE),
+            (lists, "lists of numbers that are finite in float32"),
+            (times, "times within 64 bits of milliseconds"),
+        ):
+            if found:
+                is_wrong = tf.stack([tf.reduce_any(each) for each in found.values()])
+                refuse([*found], is_wrong, rule)
 
     def _decoded(self, column: Column, given: Mapping[str, tf.Tensor]) -> Any:
         values = given[tensor_name(column.name)]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 
@@ -18,7 +19,7 @@ from embedps.features.transforms import Transforms
 from embedps.serving.stock_transforms import StockTransforms
 from tests.builders import make_config
 from tests.pipelines.shop import RAW, RAW_NAMES, as_texts, load, make_raw, make_records
-from tests.serving.builders import ask, raw_request
+from tests.serving.builders import Tensors, ask, raw_request, tensors
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,28 @@ def test_ids_that_are_not_hexadecimal_are_refused(dataset: Dataset) -> None:
     assert stock.batch({"site": tf.constant(["0" * 30 + "7", "NA"])})["site"].shape == (2,)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "rule"),
+    [
+        ("price", [1.0, 1e39], "numbers that are finite in float32, or NaN .*not: *. .price"),
+        ("the_age", [-np.inf], "numbers that are finite in float32, or NaN .*not: *. .the age"),
+        ("time", [(2**63 - 1) // 1000 + 1], "times within 64 bits of milliseconds.*not: *. .time"),
+        ("time", [0, -(2**63)], "times within 64 bits of milliseconds.*not: *. .time"),
+    ],
+)
+def test_values_that_ingestion_refuses_are_refused(
+    dataset: Dataset, name: str, values: list[Any], rule: str
+) -> None:
+    transforms = Transforms.load(dataset.directory)
+    stock = StockTransforms(transforms.table, Columns.of(dataset), missing_id=-1)
+    made = tf.function(stock.batch)
+    given = raw_request(make_records(2)) | {"bought": np.zeros(2, np.float32)}
+    made(given)
+    wrong = np.array(values, given[name].dtype)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rule):
+        made(given | {name: wrong})
+
+
 def test_texts_are_refused_by_name(tmp_path: Path) -> None:
     table = load(tmp_path, RAW.replace("hex", "string", 1))
     with pytest.raises(embedps.errors.UsageError, match="column 'site' of ids of texts"):
@@ -89,3 +112,24 @@ def test_raw_values_get_the_scores_of_their_features(
         np.testing.assert_allclose(found[f"{loader}/raw/0/score"], wanted, rtol=1e-6)
         np.testing.assert_allclose(found[f"{loader}/raw/1/score"], wanted[:1], rtol=1e-6)
     assert len(np.unique(wanted)) > 100
+    features = transforms.apply(as_texts(records[:2], RAW_NAMES))
+    made = tensors(pa.Table.from_batches([features]), model.columns)
+    made["the_age"] = made.pop("the age")
+    infinite = np.array([0.5, np.inf], np.float32)
+    check_refused(path, "serving_default", {**made, "price": infinite})
+    check_refused(path, "raw", {**raw_request(records[:2]), "price": np.float64(infinite)})
+
+
+def check_refused(path: Path, signature: str, given: Tensors) -> None:
+    """Both loaders refuse an infinite price, and no other."""
+    rule = "finite in float32, or NaN where they are missing.*not: *. .price"
+    called = tf.saved_model.load(str(path)).signatures[signature]
+    called(**{n: tf.constant(a) for n, a in (given | {"price": given["price"][:1]}).items()})
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rule):
+        called(**{name: tf.constant(array) for name, array in given.items()})
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(path))
+        declared = loaded.signature_def[signature]
+        fetched = [each.name for each in declared.outputs.values()]
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rule):
+            session.run(fetched, {declared.inputs[n].name: a for n, a in given.items()})

@@ -16,6 +16,7 @@ namespace embedps {
 namespace {
 
 constexpr int64_t kMaxDigits = 20;
+constexpr uint64_t kMaxUnsignedId = 0xFFFFFFFFFFFFFFFD;  // MAX_UNSIGNED_ID of text_values.py
 
 bool Is(const JsonText& value, const char* word) {
   return value.size() == static_cast<int64_t>(std::strlen(word)) &&
@@ -23,7 +24,7 @@ bool Is(const JsonText& value, const char* word) {
 }
 
 // Reads a whole number of at most kMaxDigits digits. From 2^63 on it is that of the same bits, if
-// `is_id`.
+// `is_id`; the two largest are none, as their bits mean a missing id and a rare one.
 bool ReadInteger(const char* at, const char* end, bool is_id, int64_t* value) {
   const bool is_negative = at < end && *at == '-';
   at += is_negative;
@@ -35,7 +36,8 @@ bool ReadInteger(const char* at, const char* end, bool is_id, int64_t* value) {
     if (__builtin_add_overflow(size, static_cast<uint64_t>(*at - '0'), &size)) return false;
   }
   constexpr uint64_t kHalf = uint64_t{1} << 63;
-  if (is_negative ? size > kHalf : size >= kHalf && !is_id) return false;
+  const uint64_t most = is_negative ? kHalf : is_id ? kMaxUnsignedId : kHalf - 1;
+  if (size > most) return false;
   *value = static_cast<int64_t>(is_negative ? 0 - size : size);
   return true;
 }

@@ -15,6 +15,7 @@ import pyarrow as pa
 import tensorflow as tf
 from google.protobuf import json_format
 
+from embedps.features.text_values import MAX_UNSIGNED_ID
 from embedps.serving.inputs import lengths_name, tensor_name
 from embedps.serving.server.request_error import invalid
 from embedps.serving.server.request_size import most_values
@@ -103,7 +104,7 @@ def vector_of(name: str, values: Any, form: Format) -> Array:
 
 
 def _integer(name: str, value: Any, missing: int | bytes | None) -> int:
-    """Reads an int64. From 2^63 on, it is the id of the same bits, as a dataset has it.
+    """Reads an int64. From 2^63 to 2^64 - 3, it is the id of the same bits, as a dataset has it.
 
     Args:
       value: a number, its digits as a text (a program of JavaScript has 53 bits of a number), or
@@ -121,6 +122,11 @@ def _integer(name: str, value: Any, missing: int | bytes | None) -> int:
         )
     if not -(1 << 63) <= value < 1 << 64 or (missing is None and value >> 63 > 0):
         raise invalid(f"{name!r} must hold numbers of 64 bits but has {value}")
+    if value > MAX_UNSIGNED_ID:
+        raise invalid(
+            f"{name!r} must hold ids up to {MAX_UNSIGNED_ID}, as the two above mean missing and "
+            f"rare, but has {value}"
+        )
     return value - (value >> 63 << 64) if value > 0 else value
 
 

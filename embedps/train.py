@@ -29,11 +29,15 @@ from embedps.run.preparation import check_task, open_dataset, prepare_directory
 from embedps.run.run_config import RunConfig
 from embedps.run.run_flags import RunFlags
 from embedps.run.tf_config import is_server, read_tf_config
+from embedps.run.weight_scale import far_weights
 from embedps.server import ServerConfig, serve
 from embedps.storage.object_store import is_local, local_dir
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from embedps.cluster.worker_cluster import WorkerCluster
+
+_OF_MEANS = ("two_tower", "sasrec")
+"""Models whose loss is divided by the sum of its weights."""
 
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoReturn:
@@ -50,6 +54,8 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     dataset = open_dataset(run.config)
     if idle := given.without_effect(dataset):
         say(idle)
+    if run.config.model not in _OF_MEANS and (told := far_weights(dataset)):
+        say(told)
     cluster = begin_cluster(run.config)
     recommender = run.recommender(dataset)
     model_dir = prepare_directory(run.config)

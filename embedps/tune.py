@@ -31,6 +31,7 @@ from embedps.run.evaluation_config import INNER, INNER_LOSS
 from embedps.run.preparation import prepare_directory
 from embedps.run.run_lock import RunLock
 from embedps.run.tf_config import read_tf_config
+from embedps.run.weight_scale import are_far
 from embedps.scheduling.division import LedgerOptions, rows_digest, split_into_ranges
 from embedps.storage.object_store import as_path, is_local
 
@@ -45,8 +46,6 @@ _FEW_ROWS, _FOLDS_OF_FEW, _FOLDS = 20_000, 5, 3
 FILE_NAME = "tuning.json"
 _LEAKED_AUC, _LEAKED_LOSS = 0.999, 0.03
 """Scores of held-out rows that no click model has; the loss is a share of the labels' entropy."""
-_FAR_WEIGHT = 10
-"""Times that a mean weight may be above or below 1, which learning rates bear."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,9 +215,10 @@ def _of_weights(dataset: Dataset) -> str | None:
     weight = dataset.labels[0].weight or dataset.weight
     if not weight:
         return None
-    mean = float(np.concatenate([*_read(dataset, weight).values()]).mean(dtype=np.float64))
-    if not mean or 1 / _FAR_WEIGHT <= mean <= _FAR_WEIGHT:
+    weights = np.concatenate([*_read(dataset, weight).values()])
+    if not are_far(weights):
         return None
+    mean = weights.mean(dtype=np.float64)
     return (
         f"warning: the weights {weight} have a mean of {mean:g}, and multiply the loss, so that "
         "the learning rates to try do not fit: divide the weights by their mean"

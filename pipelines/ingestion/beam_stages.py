@@ -194,6 +194,13 @@ def _notes(job: IngestJob, files: Sequence[FileRecord], divided: Sequence[Divide
             f"{rows:,} rows have no {', '.join(job.split.keys)}, and go by --split-key together: "
             f"all are {held}"
         )
+    for name in dict.fromkeys(name for file in files for name in file.missing_elements):
+        found = sum(file.missing_elements.get(name, 0) for file in files)
+        texts = ", ".join(map(repr, job.table.missing[:_SHOWN_NAMES]))
+        notes.append(
+            f"{found:,} elements of the lists {name} are texts that mean a missing value elsewhere "
+            f"({texts}): within a list they are ids like others; leave them out if they mean none"
+        )
     return "\n".join(notes)
 
 

@@ -18,6 +18,7 @@ from .input_files import PACKINGS, InputTask
 from .joined_rows import RowJoiner
 from .kept_texts import TextGatherer
 from .line_blocks import BLOCK_BYTES, ReadAhead
+from .missing_elements import MissingElements
 from .path_columns import check_path_columns
 from .record_hash import hash_lines, hash_records
 from .record_input import COLUMNAR, open_records
@@ -45,6 +46,7 @@ class FileParser:
         self._undeclared: tuple[str, ...] = ()
         self._absent: set[str] = set()
         self._without_key = np.zeros(2, np.int64)
+        self._missing_elements = MissingElements(self._table)
 
     def run(self) -> FileRecord:
         """Parses the file.
@@ -123,6 +125,7 @@ class FileParser:
             split, table = self._job.split, self._table
             held_out = split.held_out(table, rows, self._task.held_out, records)
             self._num_rows += rows.num_rows
+            self._missing_elements.add(rows)
             without = split.without_key(rows)
             self._without_key += (np.sum(without), np.sum(without & held_out))
             for each in (self._by_user, self._divider):
@@ -156,6 +159,7 @@ class FileParser:
             absent=tuple(sorted(self._absent)),
             unmatched=tuple(self._joiner.unmatched),
             without_key=(int(self._without_key[0]), int(self._without_key[1])),
+            missing_elements=self._missing_elements.counts,
             num_text_pieces=self._texts.finish(),
         )
 

@@ -54,6 +54,8 @@ class FileRecord:
     """By join, how many good rows have no row in its side table."""
     without_key: tuple[int, int] = (0, 0)
     """How many rows have no value of --split-key, and how many of these are held out."""
+    missing_elements: Mapping[str, int] = field(default_factory=dict)
+    """By column of lists, how many elements are texts that mean a missing value elsewhere."""
     num_text_pieces: tuple[int, ...] = ()
     """By the columns whose texts are kept."""
 

@@ -71,6 +71,19 @@ def _read_utf8(array: pa.Array) -> tuple[pa.Array, BadTexts]:
     return pc.if_else(pa.array(is_bad), pa.scalar(None, pa.binary()), data).cast(pa.string()), bad
 
 
+def whole_times(array: pa.Array) -> tuple[pa.Array, int]:
+    """Gives int64 times, and the milliseconds of each; finer ones are rounded down, as texts are.
+
+    Arrow's own cast rounds to 1970, and seconds beyond 64 bits of milliseconds become others.
+    """
+    values = array.cast(pa.int64())
+    if array.type.unit in ("s", "ms"):
+        return values, 1000 if array.type.unit == "s" else 1
+    finer = 1000 if array.type.unit == "us" else 1_000_000
+    is_null = values.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(values.fill_null(0).to_numpy() // finer, mask=is_null), 1
+
+
 def wrong_type(column: Column, kind: pa.DataType, wanted: str) -> DatasetError:
     """Makes the error of a column that holds another type than its declaration can read."""
     return DatasetError(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from embedps.data.dataset import MISSING_ID
 from embedps.data.dataset_metadata import MISSING_CLASS
 from embedps.errors import DatasetError
-from embedps.features.arrow_kinds import is_list, reduce_kind, wrong_type
+from embedps.features.arrow_kinds import is_list, reduce_kind, whole_times, wrong_type
 from embedps.features.nested_lists import cut_levels, cut_lists, flatten, plain_lists
 from embedps.features.table_columns import Column
 from embedps.features.table_schema import Table
@@ -432,10 +432,10 @@ def _whole_decimal(value: Any) -> int:
 def _decode_typed_times(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
     """Decodes dates, times and numbers of seconds or milliseconds, whole or not."""
     kind, scale = array.type, 1000 if column.type == "seconds" else 1
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        zone = kind.tz if pa.types.is_timestamp(kind) else None
-        array = array.cast(pa.timestamp("ms", zone), safe=False).cast(pa.int64())
-        scale = 1
+    if pa.types.is_date(kind):
+        array, scale = array.cast(pa.timestamp("ms")).cast(pa.int64()), 1
+    elif pa.types.is_timestamp(kind):
+        array, scale = whole_times(array)
     elif column.type == "text":
         raise wrong_type(column, kind, "texts")
     elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):

@@ -279,8 +279,10 @@ def _empty(schema: pa.Schema, names: list[str]) -> pa.RecordBatch:
 
 
 def _present(path: Path, names: list[str], schema: pa.Schema, in_path: set[str]) -> list[str]:
-    """Lists the columns that the file has; the others must be in its path."""
+    """Lists the columns that the file has, once; the others must be in its path."""
     for name in names:
         if name not in schema.names and name not in in_path:
             raise UsageError(f"{path} must have column {name!r}, it has {', '.join(schema.names)}")
+        if (count := schema.names.count(name)) > 1:
+            raise UsageError(f"{path} must have column {name!r} once, it has {count}")
     return [name for name in names if name in schema.names]

@@ -142,6 +142,25 @@ def test_times_come_as_dates_and_as_seconds_with_a_fraction():
     assert list(bad) == [3]
 
 
+def test_times_of_each_unit_are_those_of_their_texts():
+    texts = Column(name="c", role="timestamp", type="text", format="iso")
+    micros = [0, -1, 1, -999, -1000, -1001, 999, 1001, -86_400_000_001, 1_714_564_800_000_999]
+    times = [EPOCH + dt.timedelta(microseconds=each) for each in micros]
+    wanted, bad = decode_column(texts, pa.array([each.isoformat() for each in times]), ())
+    assert not bad
+    for kind in (pa.timestamp("us"), pa.timestamp("ns"), pa.timestamp("ns", "Europe/Berlin")):
+        array = pa.array(micros, pa.timestamp("us", kind.tz)).cast(kind)
+        found, bad = decode_column(SECONDS, array, ())
+        assert (found.to_pylist(), bad) == (wanted.to_pylist(), {})
+    limit = (2**63 - 1) // 1000
+    for unit in ("s", "ms"):
+        array = pa.array([limit, -limit, limit + 1, -(2**63), None], pa.timestamp(unit))
+        found, bad = decode_column(SECONDS, array, ())
+        scale = 1000 if unit == "s" else 1
+        assert found.to_pylist()[:2] == [limit * scale, -limit * scale]
+        assert sorted(bad) == [2, 3, 4]
+
+
 def test_iso_times_are_read_with_and_without_a_fraction_and_a_zone():
     column = Column(name="c", role="timestamp", type="text", format="iso")
     texts = {

@@ -54,6 +54,15 @@ def test_a_column_that_neither_file_nor_path_has_is_named(tmp_path: Path):
         list(RawReader(transforms, ["user", "city"], [], batch_rows=2).read(tmp_path / "a"))
 
 
+def test_a_column_that_a_file_has_twice_is_named(tmp_path: Path):
+    user = pa.array([7])
+    table = pa.Table.from_arrays([user, user, pa.array(["a"])], ["user", "user", "city"])
+    pq.write_table(table, tmp_path / "a")
+    transforms = Transforms(table=Table.parse({"format": "parquet", "column": COLUMNS}))
+    with pytest.raises(UsageError, match="must have column 'user' once, it has 2"):
+        list(RawReader(transforms, ["user", "city"], [], batch_rows=2).read(tmp_path / "a"))
+
+
 def test_a_key_that_no_json_line_has_is_named(tmp_path: Path):
     columns = [*COLUMNS[:2], COLUMNS[2] | {"path": "at.city"}]
     reader = RawReader(

@@ -117,7 +117,7 @@ def test_raw_values_get_the_scores_of_their_features(
     made["the_age"] = made.pop("the age")
     infinite = np.array([0.5, np.inf], np.float32)
     check_refused(path, "serving_default", {**made, "price": infinite})
-    check_refused(path, "raw", {**raw_request(records[:2]), "price": np.float64(infinite)})
+    check_refused(path, "raw", {**raw_request(records[:2]), "price": infinite.astype(np.float64)})
 
 
 def check_refused(path: Path, signature: str, given: Tensors) -> None:

@@ -45,7 +45,8 @@ class Corpus:
           lists: columns of lists of such ids. An item that only lists name must have no features.
 
         Raises:
-          UsageError: the dataset has no such column, or no item, or an item without features.
+          UsageError: the dataset has no such column, or no item, a row without one, or an item
+            without features.
         """
         known = {f.name: f.ragged for f in dataset.categorical} | dict.fromkeys(dataset.keys, False)
         numbers = dict.fromkeys((f.name for f in dataset.numeric), False)
@@ -58,16 +59,23 @@ class Corpus:
                 )
         if absent := [name for name in features if name not in {**known, **numbers}]:
             raise UsageError(f"{dataset.directory} has no column {absent[0]!r} of items")
-        found, listed = [], [np.zeros(0, np.int64)]
+        found, listed, num_missing = [], [np.zeros(0, np.int64)], 0
+        names = [*dict.fromkeys([column, *features, *lists])]
         for path in (path for split in dataset.splits for path in dataset.paths(split)):
             with naming(path):
-                table = pq.read_table(path, columns=[column, *features, *lists])
+                table = pq.read_table(path, columns=names)
             ids = table.column(column).to_numpy()
+            num_missing += np.count_nonzero(ids == dataset.missing_id)
             _, first = np.unique(ids, return_index=True)
             found.append(table.select([column, *features]).take(first))
             listed += [
                 sorted_distinct(pc.list_flatten(table.column(name)).to_numpy()) for name in lists
             ]
+        if num_missing:
+            raise UsageError(
+                f"each row of {dataset.directory} must have an item in {column!r}, but "
+                f"{num_missing:,} have none: leave them out of its input"
+            )
         table = pa.concat_tables(found)
         ids, first = np.unique(table.column(column).to_numpy(), return_index=True)
         table = table.take(first)

@@ -91,7 +91,7 @@ class RetrievalMetrics(tf.keras.metrics.Metric):
         Args:
           queries: float32 [batch, dim].
           items: ids of held-out items, int64 [batch] or ragged [batch, None]. One that is no
-            candidate counts as not found.
+            candidate counts as not found, one that a row has twice counts once.
           seen: ids of items to leave out, ragged int64 [batch, None], such as those that the user
             has had.
         """
@@ -99,6 +99,7 @@ class RetrievalMetrics(tf.keras.metrics.Metric):
             return
         if not isinstance(items, tf.RaggedTensor):
             items = tf.RaggedTensor.from_tensor(items[:, None])
+        items = _each_once(items)
         embeddings, ids = self._candidates.encoded_now(queries.shape[-1])
         ranks = count_ranks(
             queries,
@@ -106,21 +107,22 @@ class RetrievalMetrics(tf.keras.metrics.Metric):
             items.with_values(places_of(items.values, ids)),
             None if seen is None else seen.with_values(places_of(seen.values, ids)),
         )
-        self._sums.assign_add(self._count(ranks))
+        self._sums.assign_add(self._count(ranks, tf.size(ids, tf.int64)))
 
-    def _count(self, ranks: tf.RaggedTensor) -> tf.Tensor:
+    def _count(self, ranks: tf.RaggedTensor, num_candidates: tf.Tensor) -> tf.Tensor:
         rows, batch = ranks.value_rowids(), ranks.nrows()
         of_row = lambda values: tf.math.unsorted_segment_sum(  # noqa: E731
             tf.cast(values, tf.float64), rows, batch
         )
         rank = tf.cast(ranks.values, tf.float64)
         gain = tf.math.log(tf.constant(2.0, tf.float64)) / tf.math.log(rank + 2)
+        is_found = ranks.values < num_candidates  # else it is none of them, and ranks last
         lengths = tf.cast(ranks.row_lengths(), tf.int64)
         has_items = lengths > 0
         sums = [tf.reduce_sum(tf.cast(has_items, tf.float64))]
         found: dict[str, list[tf.Tensor]] = {kind: [] for kind in _KINDS}
         for k in self._at:
-            is_hit = ranks.values < k
+            is_hit = is_found & (ranks.values < k)
             hits = of_row(is_hit)
             places = tf.range(1, k + 1, dtype=tf.float64)
             best = tf.cumsum(tf.math.log(tf.constant(2.0, tf.float64)) / tf.math.log(places + 1))
@@ -151,6 +153,15 @@ class RetrievalMetrics(tf.keras.metrics.Metric):
             yield
         finally:
             self._is_paused = before
+
+
+def _each_once(items: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Leaves out what a row has again, ragged int64 [batch, None]."""
+    pairs = tf.stack([tf.cast(items.value_rowids(), tf.int64), items.values], axis=1)
+    found, _ = tf.raw_ops.UniqueV2(x=pairs, axis=tf.constant([0], tf.int64))
+    return tf.RaggedTensor.from_value_rowids(
+        found[:, 1], found[:, 0], nrows=tf.cast(items.nrows(), tf.int64), validate=False
+    )
 
 
 def places_of(ids: tf.Tensor, known: tf.Tensor) -> tf.Tensor:

@@ -118,7 +118,11 @@ class TwoTower(tfrs.Model):
             return losses.bpr_loss(queries, items, ids, negatives=negatives, weights=weights)
         hard, name = None, config.hard_negatives
         if name is not None:
-            hard = (self._normalized(found[name].to_tensor()), features[name].to_tensor(-1))
+            lists = features[name].to_tensor()
+            # What fills shorter lists is no item: as the row's own id, it is no negative.
+            is_there = tf.sequence_mask(features[name].row_lengths(), tf.shape(lists)[1])
+            lists = tf.where(is_there, lists, ids[:, None])
+            hard = (self._normalized(found[name].to_tensor()), lists)
         loss = losses.in_batch_softmax_loss(
             queries,
             items,

@@ -121,6 +121,25 @@ def test_items_outside_of_the_corpus_are_misses(world: World) -> None:
     assert float(metric.result()["mrr"]) == pytest.approx(1 / 101)
 
 
+def test_an_item_that_is_no_candidate_is_not_found_among_more_than_all(world: World) -> None:
+    metric = RetrievalMetrics(candidates(world.vectors, world.ids), at=(101,))
+    wanted = ragged([[-5], [99_999, int(world.ids[3])]])
+    metric.update_state(tf.constant(world.queries[:2]), wanted)
+    found = metric.result()
+    assert float(found["recall@101"]) == 0.25
+    assert float(found["hit_rate@101"]) == 0.5
+
+
+def test_an_item_that_a_row_has_twice_counts_once(world: World) -> None:
+    world = without_overlap(world)
+    metric = RetrievalMetrics(candidates(world.vectors, world.ids), at=(5,))
+    expected = {**world.expected(5)}
+    world.wanted = [[*each, *each[:2]] for each in world.wanted]
+    world.update(metric)
+    for name in ("recall", "ndcg", "hit_rate"):
+        np.testing.assert_allclose(metric.result()[f"{name}@5"], expected[name], rtol=1e-9)
+
+
 def test_a_paused_metric_counts_nothing(world: World) -> None:
     metric = RetrievalMetrics(candidates(world.vectors, world.ids))
     with metric.paused():

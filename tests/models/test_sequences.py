@@ -272,3 +272,16 @@ def test_wrong_options_of_sasrec_are_refused(walks: Dataset) -> None:
         make_sasrec(walks, heads=3)
     with pytest.raises(UsageError, match="'item' must be a column of lists"):
         make_sasrec(walks, history="item")
+
+
+def test_rows_without_an_item_are_refused_and_histories_may_be_what_is_left_out(
+    tmp_path: Path,
+) -> None:
+    def dataset(name: str, items: list[int]) -> Dataset:
+        rows = [{"label": 1.0, "user": 1, "item": item, "history": [3, 4]} for item in items]
+        return write_dataset(tmp_path / name, {"train": rows, "eval": rows[:1]})
+
+    wanted = sasrec.Config(embedding_dim=4, max_length=4, seen="history")
+    assert sasrec.make(wanted, dataset("whole", [1, 2])).build() is not None
+    with pytest.raises(UsageError, match=r"must have an item in 'item', but 2 have none"):
+        sasrec.make(wanted, dataset("lacking", [2, -1, 1, -1])).build()

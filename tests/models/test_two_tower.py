@@ -235,6 +235,23 @@ def test_hard_negatives_do_not_count_as_items_of_a_batch(dataset: Dataset) -> No
     np.testing.assert_allclose(model.embeddings(asked)[RATE], (steps + 1) / (3 + 2), rtol=1e-6)
 
 
+def test_what_fills_shorter_lists_of_hard_negatives_is_no_negative(dataset: Dataset) -> None:
+    model = two_tower.make(config(hard_negatives="seen", seen=None), dataset).build()
+
+    def loss(first: list[int]) -> float:
+        rows = {
+            "user": tf.constant([0, 1], tf.int64),
+            "item": tf.constant([1, 4], tf.int64),
+            "held_out": tf.ragged.constant([[], []], tf.int64),
+            "seen": tf.ragged.constant([first, [2, 3]], tf.int64),
+        }
+        return float(model.compute_loss(rows, training=True))
+
+    own = 1  # never a negative of its row
+    assert loss([3]) == pytest.approx(loss([3, own]), rel=1e-6)
+    assert loss([]) == pytest.approx(loss([own, own]), rel=1e-6)
+
+
 def test_hard_and_drawn_negatives_have_counts_beside_the_rows(dataset: Dataset) -> None:
     wanted = config(hard_negatives="seen", num_negatives=30, min_row_norm=0.1)
     built = StepModel(two_tower.make(wanted, dataset), dataset)

@@ -137,6 +137,8 @@ def test_corpus_has_every_item_once(folder: Path) -> None:
     corpus = Corpus.of(dataset, "item", lists=["held_out", "seen"])
     assert corpus.ids.tolist() == [3, 4, 5, 9, 11]
     assert Corpus.of(dataset, "item").ids.tolist() == [3, 4, 5, 9]
+    twice = Corpus.of(dataset, "item", lists=["held_out", "seen", "held_out"])
+    assert twice.ids.tolist() == corpus.ids.tolist()
     batches = list(corpus.batches(2))
     assert [b["item"].numpy().tolist() for b in batches] == [[3, 4], [5, 9], [11]]
     with pytest.raises(UsageError, match=r"item 11 .* is in a list, but no row has it"):

@@ -48,6 +48,8 @@ class Config(TableOptions):
                 f"target must name a column for each of history but they are "
                 f"{', '.join(self.target) or 'none'} and {', '.join(self.history) or 'none'}"
             )
+        if len({*self.history}) < len(self.history):
+            raise UsageError(f"history must name each column once but is {', '.join(self.history)}")
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:

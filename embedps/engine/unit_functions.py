@@ -294,7 +294,7 @@ def explain(error: BaseException) -> BaseException:
     wrong = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.InvalidArgumentError
     if isinstance(error, wrong) and ".parquet" in error.message:
         return DatasetError(f"{op_error_text(error.message)}: make the dataset again")
-    said = re.search(r"\[([^]]* of dataset_fn [^]]*)\]", message)
+    said = re.search(r"\[([^]]*(?: of dataset_fn | must be equally long )[^]]*)\]", message)
     if isinstance(error, tf.errors.InvalidArgumentError) and said is not None:
         return DatasetError(said[1])
     wrong_label = re.search(r"\[(label [^\]]* must be [^\]]*)\] \[but is\] \[([^\]]*)", str(error))

@@ -23,6 +23,7 @@ from embedps.engine.click_model import ClickModel
 from embedps.engine.corpus_metrics import encoder
 from embedps.engine.kept_examples import predicted_labels
 from embedps.engine.recommender import Recommender
+from embedps.engine.unit_functions import explain
 from embedps.errors import UsageError
 from embedps.evaluation.example_scores import ExampleScorer
 from embedps.evaluation.item_file import write_items
@@ -122,13 +123,17 @@ class LoadedModel(RestoredModel):
         Raises:
           UsageError: a column is absent, or has another type, or the model has no call; or other
             transforms made the records.
+          DatasetError: lists of a record differ in length, where the model needs equal ones.
         """
         table = _as_table(records)
         found = stored_digest(table.schema.metadata)
         if other := difference(found, self._model.transforms, made_of="the model's dataset"):
             raise UsageError(f"the records: {other}")
         columns = _features(table, self._model.output_columns, self._model.recommender.missing_id)
-        return {name: value.numpy() for name, value in self._predict(columns).items()}
+        try:
+            return {name: value.numpy() for name, value in self._predict(columns).items()}
+        except tf.errors.OpError as error:
+            raise explain(error) from error
 
     def label_predictions(self, dataset: Dataset) -> dict[str, str]:
         """Names the predictions of the dataset's binary labels; see `predicted_labels`."""

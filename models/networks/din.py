@@ -47,7 +47,8 @@ class DIN(ClickModel):
         """Computes the logits of a batch, float32 [batch]."""
         found = self.embeddings(features)
         masks = self.embeddings.compute_mask(features) or {}
-        history = tf.concat([found[name] for name in self._histories], axis=2)
+        with tf.control_dependencies(self._checks(features)):
+            history = tf.concat([found[name] for name in self._histories], axis=2)
         target = tf.concat([found[name] for name in self._targets], axis=1)
         mask = tf.cast(masks[self._histories[0]], tf.float32)
         interest = self._pool(history, target, mask)
@@ -55,6 +56,18 @@ class DIN(ClickModel):
         inputs = [filled_numerics(features), *others, interest, interest * target]
         deep = self.hidden(tf.concat(inputs, axis=1), training=training)
         return tf.reshape(self.out(deep), [-1])
+
+    def _checks(self, features: Mapping[str, Any]) -> list[tf.Operation]:
+        """Makes ops that fail unless histories are equally long: each place is of one event."""
+        first, *others = self._histories
+        lengths = {name: features[name].row_lengths() for name in others and self._histories}
+        return [
+            tf.debugging.Assert(
+                tf.reduce_all(lengths[first] == lengths[name]),
+                [f"the lists of {first} and {name} must be equally long in each row"],
+            )
+            for name in others
+        ]
 
     def _pool(self, history: tf.Tensor, target: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         """Adds the history's vectors [batch, length, dim] by their weights."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 from embedps.data.dataset import RAGGED_TYPE, Dataset, describe_file
 from embedps.data.dataset_metadata import CategoricalFeature, Split
 from embedps.engine.step_model import StepModel
-from embedps.errors import UsageError
+from embedps.errors import DatasetError, UsageError
 from embedps.features.table_schema import Table
 from embedps.models import din, sasrec
 from embedps.models.networks.names import NEGATIVES
@@ -161,6 +161,31 @@ def test_wrong_columns_of_din_are_named(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         make_din(clicks, **options)
+
+
+def test_din_refuses_histories_of_unequal_lengths(tmp_path: Path) -> None:
+    """Each place of them is of one event; an event without a kind is in one of them only."""
+    events = [
+        {"click": i % 2, "user": i % 3, "item": i % 7, "kind": i % 2 if i != 4 else None, "time": i}
+        for i in range(120)
+    ]
+    pq.write_table(pa.Table.from_pylist(events), tmp_path / "events.parquet")
+    columns = [
+        {"name": "click", "as": "label"},
+        {"name": "time", "as": "timestamp"},
+        *({"name": n, "as": "categorical", "type": "integer"} for n in ("user", "item", "kind")),
+    ]
+    columns += [
+        {"name": f"{of}s", "as": "list", "type": "integer", "history": {"of": of, "by": "user"}}
+        for of in ("item", "kind")
+    ]
+    table = Table.parse({"format": "parquet", "column": columns})
+    dataset = make(table, tmp_path / "events.parquet", tmp_path / "set", num_shards=1)
+    made = make_din(dataset, history=("items", "kinds"), target=("item", "kind"))
+    with pytest.raises(DatasetError, match=r"^the lists of items and kinds must be equally long"):
+        make_trainer(dataset, tmp_path / "model", recommender=made).fit()
+    with pytest.raises(UsageError, match="history must name each column once but is items, items"):
+        make_din(dataset, history=("items", "items"), target=("item", "kind"))
 
 
 def make_sasrec(dataset: Dataset, **options: Any) -> Any:

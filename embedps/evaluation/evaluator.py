@@ -266,7 +266,8 @@ class Evaluator(RestoredModel):
 
         The file is Parquet, with its examples in the split's order and the columns "file" (the path
         in the dataset), "row" (in that file), the labels that the scoring reads, and the
-        predictions by name. They are those of `embedps.load`, bit for bit.
+        predictions by name, after "predicted/" if one has the name of a label. They are those of
+        `embedps.load`, bit for bit.
 
         Args:
           on_progress: called with the examples scored so far.
@@ -281,8 +282,13 @@ class Evaluator(RestoredModel):
         manifest = self._applied
         if manifest is None:
             raise UsageError("scores are written of a manifest: score one first")
+        labels = self._model.columns.label_names
         scorer = ExampleScorer(
-            self._model, self._predict, self._dataset, batch_rows=self._batch_rows
+            self._model,
+            self._predict,
+            self._dataset,
+            batch_rows=self._batch_rows,
+            prefix="" if {*labels}.isdisjoint(self._model.prediction_names) else "predicted/",
         )
 
         def tables() -> Iterator[pa.Table]:

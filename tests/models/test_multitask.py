@@ -8,16 +8,20 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+import embedps
+from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
+from embedps.evaluation.evaluator import Evaluator
 from embedps.models import mmoe, ple
 from tests import every_column
-from tests.builders import dataset_fixture, make_trainer, write_dataset
+from tests.builders import dataset_fixture, make_trainer, read_split, write_dataset
 
 TINY: dict[ModuleType, dict[str, Any]] = {
     mmoe: {"num_experts": 3},
@@ -112,10 +116,11 @@ def test_answers_and_loss_equal_those_of_numpy(dataset: Dataset, module: ModuleT
 def test_trains_labels_of_every_kind_and_scores_each(
     tmp_path: Path, dataset: Dataset, module: ModuleType
 ) -> None:
+    recommender = make(module, dataset)
     result = make_trainer(
         dataset,
         tmp_path,
-        recommender=make(module, dataset),
+        recommender=recommender,
         epochs=4,
         eval="inline",
         sparse_learning_rate=0.2,
@@ -128,6 +133,17 @@ def test_trains_labels_of_every_kind_and_scores_each(
         if kind == "auc":
             assert scores[f"{label.name}_auc"] > 0.55
     assert scores["loss"] < (result.scores[0].get("loss") or 0)
+    # Of each example, beside its labels.
+    directory = CheckpointDirectory(tmp_path)
+    evaluator = Evaluator(recommender, dataset, directory)
+    evaluator.apply(directory.read(directory.numbers()[-1]))
+    evaluator.write_scores(tmp_path / "scores.parquet", lambda done: None)
+    written = pq.read_table(tmp_path / "scores.parquet")
+    loaded = embedps.load(tmp_path, recommender=recommender, data=dataset.directory)
+    for name, value in loaded.predict(read_split(dataset)).items():
+        column = written[f"predicted/{name}"].to_pylist()
+        np.testing.assert_array_equal(np.array(column, np.float32), value)
+        assert name in written.column_names
 
 
 @quick(mmoe)

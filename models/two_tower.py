@@ -72,6 +72,14 @@ class Config(TableOptions):
         for name in ("query", "item", "at"):
             if not getattr(self, name):
                 raise UsageError(f"{name} must not be empty")
+        columns = (*self.query, *self.item)
+        if twice := [name for name in columns if columns.count(name) > 1]:
+            raise UsageError(
+                f"query and item must have each column once, and none of the other, which would "
+                f"tell the answer, but have {twice[0]} twice"
+            )
+        if self.seen is not None and self.seen == self.held_out:
+            raise UsageError(f"seen must be another column than held_out, but both are {self.seen}")
         if self.loss != "softmax" and not self.num_negatives:
             raise UsageError(f"loss {self.loss} needs num_negatives above 0")
         if self.num_negatives and len(self.item) > 1:

@@ -306,3 +306,16 @@ def test_columns_that_are_not_there_are_named(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         two_tower.make(config(**fields), dataset)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": ("user", "item")}, "none of the other, .* but have item twice"),
+        ({"item": ("item", "item")}, "must have each column once, .* but have item twice"),
+        ({"seen": "held_out"}, "seen must be another column than held_out, but both are held_out"),
+    ],
+)
+def test_columns_that_tell_the_answer_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**changes)

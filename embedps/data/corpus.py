@@ -65,7 +65,7 @@ class Corpus:
             with naming(path):
                 table = pq.read_table(path, columns=names)
             ids = table.column(column).to_numpy()
-            num_missing += np.count_nonzero(ids == dataset.missing_id)
+            num_missing += int(np.count_nonzero(ids == dataset.missing_id))
             _, first = np.unique(ids, return_index=True)
             found.append(table.select([column, *features]).take(first))
             listed += [

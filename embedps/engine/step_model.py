@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -290,11 +290,12 @@ class StepModel:
             return {name: found[name] for name in names or found}
 
         try:
-            return _used_inputs(
-                self._with_prepared(chosen, training=False),
-                _specs(self._offered.sample()),
-                self.activation_specs(),
-            )
+            specs = (_specs(self._offered.sample()), self.activation_specs())
+            used = _used_inputs(self._with_prepared(chosen, training=False, ids_of=()), *specs)
+            if made := self.prepared_features & used:
+                predict = self._with_prepared(chosen, training=False, ids_of=made)
+                used = _used_inputs(predict, *specs)
+            return used
         except NotImplementedError as error:
             raise UsageError(
                 f"{type(self.model).__name__} predicts nothing: give it call(self, features)"
@@ -347,13 +348,18 @@ class StepModel:
                 )
 
     def _with_prepared(
-        self, compute: Callable[..., Any], *, training: bool
+        self, compute: Callable[..., Any], *, training: bool, ids_of: Collection[str] | None = None
     ) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Any]:
-        """Makes a function of columns as they are read; it depends on the ids made of them too."""
+        """Makes a function of columns as they are read; it depends on the ids made of them too.
+
+        Args:
+          ids_of: the features whose ids count so; all by default.
+        """
 
         def prepared(columns: Mapping[str, Any], activations: Mapping[str, Any]) -> Any:
             ready = self.prepare(columns, training=training)
-            names = [f.name for f in self.features if f.name in ready]
+            names = [f.name for f in self.features if ids_of is None or f.name in ids_of]
+            names = [name for name in names if name in ready]
             made = [ready[name] for name in names if ready[name] is not columns.get(name)]
             return compute(ready, activations), made
 

@@ -170,7 +170,7 @@ def test_din_refuses_histories_of_unequal_lengths(tmp_path: Path) -> None:
         for i in range(120)
     ]
     pq.write_table(pa.Table.from_pylist(events), tmp_path / "events.parquet")
-    columns = [
+    columns: list[dict[str, Any]] = [
         {"name": "click", "as": "label"},
         {"name": "time", "as": "timestamp"},
         *({"name": n, "as": "categorical", "type": "integer"} for n in ("user", "item", "kind")),

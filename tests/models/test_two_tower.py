@@ -94,6 +94,14 @@ def test_a_history_has_a_table_of_its_own_or_the_items_and_a_table_of_counts(
     }
 
 
+def test_a_query_needs_no_item_where_items_are_counted(dataset: Dataset) -> None:
+    made = two_tower.make(config(history="history", history_table="item"), dataset)
+    built = StepModel(made, dataset)
+    assert COUNTED in built.prepared_features
+    assert set(built.columns_of(built.output_inputs("query")).names) == {"user", "history"}
+    assert set(built.output_columns.names) == {"user", "history", "item"}
+
+
 def test_rows_of_vectors_begin_near_zero_if_asked(dataset: Dataset) -> None:
     wanted = config(
         history="history", history_table="item", num_negatives=5, row_stddev=0.005, log_q=True

@@ -350,17 +350,12 @@ class StepModel:
     def _with_prepared(
         self, compute: Callable[..., Any], *, training: bool, ids_of: Collection[str] | None = None
     ) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Any]:
-        """Makes a function of columns as they are read; it depends on the ids made of them too.
-
-        Args:
-          ids_of: the features whose ids count so; all by default.
-        """
+        """Makes a function of columns as read; ids made of them, of `ids_of` or all, count too."""
 
         def prepared(columns: Mapping[str, Any], activations: Mapping[str, Any]) -> Any:
             ready = self.prepare(columns, training=training)
             names = [f.name for f in self.features if ids_of is None or f.name in ids_of]
-            names = [name for name in names if name in ready]
-            made = [ready[name] for name in names if ready[name] is not columns.get(name)]
+            made = [ready[n] for n in names if n in ready and ready[n] is not columns.get(n)]
             return compute(ready, activations), made
 
         return prepared

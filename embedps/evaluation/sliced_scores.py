@@ -208,7 +208,7 @@ class SlicedScores:
         if self.kept.weights[label]:
             weighings["weighted_"] = columns[WEIGHT + label].astype(np.float64)
         if group := self._options.gauc:
-            values = columns[COLUMN + group]
+            values = self._groups_of(columns, group)
             is_there = known_groups(self._dataset, group, values, self._missing_id)
             for prefix, weights in weighings.items():
                 w = None if weights is None else weights[is_there]
@@ -229,12 +229,15 @@ class SlicedScores:
                 for value, chosen in (("known", is_known), ("new", ~is_known)):
                     yield name, value, np.flatnonzero(chosen)
                 continue
-            values = columns[COLUMN + name]
-            if is_time := name == self._dataset.timestamp:
-                values = values // HOUR_MS % 24
-            missing = None if is_time else str(self._missing_id)
+            values = self._groups_of(columns, name)
+            missing = None if name == self._dataset.timestamp else str(self._missing_id)
             for _, value, rows in slices({name: values}, [name], self._options.max_slices):
                 yield name, "missing" if value == missing else value, rows
+
+    def _groups_of(self, columns: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
+        """Gives a column's values, of the time its hour of the day (UTC)."""
+        values = columns[COLUMN + name]
+        return values // HOUR_MS % 24 if name == self._dataset.timestamp else values
 
 
 def total_of(

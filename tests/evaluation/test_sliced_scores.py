@@ -15,7 +15,7 @@ from embedps import evaluate
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
-from embedps.evaluation.sliced_scores import gauc, group_aucs
+from embedps.evaluation.sliced_scores import HOUR_MS, gauc, group_aucs
 from embedps.models import mmoe
 from embedps.run.slice_options import SliceOptions
 from embedps.run.summary import read_evaluations, read_json
@@ -206,6 +206,22 @@ def test_a_missing_key_is_no_group_of_gauc(tmp_path: Path) -> None:
     wanted = plain_gauc(columns["who"][rows], p[rows], columns["click"][rows])
     assert line["gauc"] == pytest.approx(wanted, abs=1e-3)
     assert line["examples@who=missing"] == (np.isfinite(columns["click"]) & ~rows).sum()
+
+
+def test_a_time_has_the_groups_of_its_hours(tmp_path: Path) -> None:
+    columns = labelled.make_columns(640, 4)
+    columns["at"] = 1_600_000_000_000 + np.random.default_rng(5).integers(0, 10 * HOUR_MS, 640)
+    written = labelled.write_dataset(tmp_path / "set", columns, labelled.LABELS[:1])
+    dataclasses.replace(written, timestamp="at").save()
+    dataset = Dataset.open(tmp_path / "set")
+    config = make_config(dataset, tmp_path / "m", eval="inline", gauc="at")
+    embedps.Trainer.from_config(config, TINY_DLRM).fit()
+    (line,) = read_evaluations(tmp_path / "m")
+    p = embedps.load(tmp_path / "m").predict({"item": columns["item"]})["score"]
+    rows = np.isfinite(columns["click"])
+    hours = columns["at"] // HOUR_MS % 24
+    wanted = plain_gauc(hours[rows], p[rows], columns["click"][rows])
+    assert line["gauc"] == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize(

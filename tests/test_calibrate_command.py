@@ -72,6 +72,22 @@ def test_isotonic_is_monotone_and_of_the_rates_of_its_pools(num: int) -> None:
             assert mapped[rows].mean() == pytest.approx(y[rows].mean(), abs=0.01)
 
 
+def test_isotonic_pools_equal_predictions_in_any_order() -> None:
+    p = np.array([0.2, 0.5, 0.5, 0.5, 0.9, 0.9], np.float32)
+    y = np.array([1.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    wanted = fit("isotonic", p, y, None)
+    # Of 0.2 and 0.5: 3 of 4. By rows, the first three were one pool, and 0.5 became a chance of 1.
+    np.testing.assert_allclose(wanted.x, [np.float64(p[:4]).mean(), p[4]])
+    np.testing.assert_allclose(wanted.y, [0.75, 1 - 0.5 / 6])
+    rng = np.random.default_rng(3)
+    p = np.round(rng.random(5000), 2).astype(np.float32)
+    y = (rng.random(5000) < p).astype(np.float64)
+    first, order = fit("isotonic", p, y, None), rng.permutation(5000)
+    again = fit("isotonic", p[order], y[order], None)
+    np.testing.assert_allclose(again.x, first.x, rtol=1e-9)
+    np.testing.assert_allclose(again.y, first.y, rtol=1e-9)
+
+
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_what_cannot_be_fitted_is_refused(method: Any) -> None:
     p, y = draw(500, scale=1, shift=0)

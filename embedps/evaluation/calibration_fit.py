@@ -75,15 +75,17 @@ def _platt(p: Floats, labels: Floats, w: Floats) -> Curve:
 def isotonic(p: Floats, labels: Floats, w: Floats) -> Curve:
     """Pools neighbours that fall (PAV); a knot is a pool's mean prediction and its rate.
 
+    Equal predictions are of one pool from the start, so the order of the examples does not matter.
     Rates stay off 0 and 1 by half an example of all, so that no log loss is infinite.
     """
     order = np.argsort(p, kind="stable")
     order = order[w[order] > 0]
-    parts = np.array_split(order, min(len(order), MAX_KNOTS))
+    starts = np.flatnonzero(np.append(True, np.diff(p[order]) > 0))
+    part = starts * MAX_KNOTS // len(order)  # as many examples in each, if there are many
+    starts = starts[np.append(True, np.diff(part) > 0)]
     pools: list[list[float]] = []  # weight, and the sums of predictions and labels
-    for rows in parts:
-        pool = [float(w[rows].sum()), float((w * p)[rows].sum()), float((w * labels)[rows].sum())]
-        pools.append(pool)
+    for pool in np.add.reduceat(np.stack([w, w * p, w * labels])[:, order], starts, axis=1).T:
+        pools.append(pool.tolist())
         while len(pools) > 1 and _falls(pools[-2], pools[-1]):
             last = pools.pop()
             pools[-1] = [a + b for a, b in zip(pools[-1], last, strict=True)]

@@ -72,11 +72,13 @@ class Config(TableOptions):
         for name in ("query", "item", "at"):
             if not getattr(self, name):
                 raise UsageError(f"{name} must not be empty")
-        columns = (*self.query, *self.item)
-        if twice := [name for name in columns if columns.count(name) > 1]:
+        for name in ("query", "item"):
+            columns = getattr(self, name)
+            if len({*columns}) < len(columns):
+                raise UsageError(f"{name} must name each column once but is {', '.join(columns)}")
+        if self.item[0] in self.query:
             raise UsageError(
-                f"query and item must have each column once, and none of the other, which would "
-                f"tell the answer, but have {twice[0]} twice"
+                f"query must not have {self.item[0]}, the item's id, which tells the answer"
             )
         if self.seen is not None and self.seen == self.held_out:
             raise UsageError(f"seen must be another column than held_out, but both are {self.seen}")

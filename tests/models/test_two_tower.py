@@ -319,8 +319,9 @@ def test_columns_that_are_not_there_are_named(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"query": ("user", "item")}, "none of the other, .* but have item twice"),
-        ({"item": ("item", "item")}, "must have each column once, .* but have item twice"),
+        ({"query": ("user", "item")}, "query must not have item, the item's id, which tells"),
+        ({"query": ("user", "user")}, "query must name each column once but is user, user"),
+        ({"item": ("item", "item")}, "item must name each column once but is item, item"),
         ({"seen": "held_out"}, "seen must be another column than held_out, but both are held_out"),
     ],
 )

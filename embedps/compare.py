@@ -199,7 +199,8 @@ def _chances(directory: str, label: str, found: NDArray[Any]) -> NDArray[Any]:
     if len(wrong):
         raise UsageError(
             f"{directory} must predict chances from 0 to 1 of {label!r} but predicts {wrong[0]}: "
-            "end the model's call with tf.sigmoid"
+            "end the model's call with tf.sigmoid, or compare models that rank by what `embedps "
+            "evaluate` tells of them"
         )
     return found
 
@@ -209,8 +210,9 @@ def _label(config: CompareConfig, label: str, found: Sequence[_Scored]) -> Itera
     import numpy as np
 
     from embedps.evaluation.paired_scores import Examples, is_noise, slices
-    from embedps.evaluation.sliced_scores import known_groups
+    from embedps.evaluation.sliced_scores import known_groups, slice_name
 
+    dataset = found[0].dataset
     columns, weight = found[0].columns, found[0].weights[label]
     if not np.array_equal(columns[label], found[1].columns[label], equal_nan=True):
         raise UsageError(f"{label!r} must be the same in the data of both: give --data")
@@ -223,11 +225,17 @@ def _label(config: CompareConfig, label: str, found: Sequence[_Scored]) -> Itera
     ).of(np.flatnonzero(~np.isnan(columns[label])))
     of_groups = None
     if group := config.gauc:
-        dataset, values = found[0].dataset, every.columns[group]
+        values = every.columns[group]
         of_groups = every.of(known_groups(dataset, group, values, dataset.missing_id))
     yield _result(label, every, of_groups, group or "")
     parts = [
-        {"slice": {"column": name, "value": value}, **_result(label, every.of(rows))}
+        {
+            "slice": {
+                "column": name,
+                "value": slice_name(dataset, name, value, dataset.missing_id),
+            },
+            **_result(label, every.of(rows)),
+        }
         for name, value, rows in slices(every.columns, config.slices, config.max_slices)
     ]
     for score in ("auc", "logloss", "weighted_logloss"):

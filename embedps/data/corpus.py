@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedps.data.arrow_errors import naming
-from embedps.data.dataset import Dataset
+from embedps.data.dataset import RARE_ID, Dataset
 from embedps.data.distinct_ids import sorted_distinct
 from embedps.errors import UsageError
 
@@ -38,6 +38,8 @@ class Corpus:
         lists: Sequence[str] = (),
     ) -> Corpus:
         """Collects the items of all splits. An item has the features of its first row.
+
+        What all rare items became (`min_count`) is none: nobody could be shown it.
 
         Args:
           column: of an item's id per row.
@@ -78,9 +80,10 @@ class Corpus:
             )
         table = pa.concat_tables(found)
         ids, first = np.unique(table.column(column).to_numpy(), return_index=True)
-        table = table.take(first)
+        is_item = ids != RARE_ID
+        ids, table = ids[is_item], table.take(first[is_item])
         only_listed = sorted_distinct(np.concatenate(listed))
-        only_listed = only_listed[~np.isin(only_listed, ids, kind="sort")]
+        only_listed = only_listed[~np.isin(only_listed, np.append(ids, RARE_ID), kind="sort")]
         if len(only_listed) and features:
             raise UsageError(
                 f"item {only_listed[0]} of {dataset.directory} is in a list, but no row has it in "

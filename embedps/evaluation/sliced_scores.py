@@ -44,6 +44,11 @@ def check_columns(dataset: Dataset, names: Iterable[str]) -> None:
             )
 
 
+def slice_name(dataset: Dataset, column: str, value: str, missing_id: int) -> str:
+    """Names the rows of a column's value as scores show them."""
+    return "missing" if value == str(missing_id) and column != dataset.timestamp else value
+
+
 def known_groups(
     dataset: Dataset, name: str, values: NDArray[Any], missing_id: int
 ) -> NDArray[np.intp]:
@@ -230,9 +235,8 @@ class SlicedScores:
                     yield name, value, np.flatnonzero(chosen)
                 continue
             values = self._groups_of(columns, name)
-            missing = None if name == self._dataset.timestamp else str(self._missing_id)
             for _, value, rows in slices({name: values}, [name], self._options.max_slices):
-                yield name, "missing" if value == missing else value, rows
+                yield name, slice_name(self._dataset, name, value, self._missing_id), rows
 
     def _groups_of(self, columns: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
         """Gives a column's values, of the time its hour of the day (UTC)."""

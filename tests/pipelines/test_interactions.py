@@ -6,11 +6,14 @@ import gzip
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embedps.data.corpus import Corpus
-from embedps.data.dataset import Dataset
+from embedps.data.dataset import RARE_ID, Dataset
 from embedps.errors import DatasetError, UsageError
+from embedps.features.text_values import fingerprint
 from embedps.pipelines.ingestion.interactions import Options, make_dataset, read_items
 from embedps.pipelines.interactions import main
 from tests import commands
@@ -153,6 +156,26 @@ def test_corpus_has_every_item_once(folder: Path) -> None:
             Corpus.of(dataset, column, lists=lists)
     with pytest.raises(UsageError, match="no column 'nope' of items"):
         Corpus.of(dataset, "item", features=["nope"])
+
+
+def test_what_rare_items_became_is_no_item_of_a_corpus(tmp_path: Path) -> None:
+    rows = [f"{user},{item}" for user, item in enumerate("ab" * 5 + "cd")]
+    (tmp_path / "a.csv").write_text("\n".join(["user,item", *rows]) + "\n")
+    (tmp_path / "schema.toml").write_text(
+        'format = "csv"\ndelimiter = ","\nheader = true\n'
+        '[[column]]\nname = "user"\nas = "categorical"\ntype = "integer"\n'
+        '[[column]]\nname = "item"\nas = "categorical"\ntype = "string"\n'
+        "transform = [{ min_count = 3 }]\n"
+    )
+    files = (f"--input={tmp_path}/a.csv", f"--schema={tmp_path}/schema.toml")
+    process = commands.start("embedps.pipelines.ingest", *files, f"--output={tmp_path}/set")
+    out, error = process.communicate(timeout=200)
+    assert process.returncode == 0, out + error
+    dataset = Dataset.open(tmp_path / "set")
+    paths = [path for split in dataset.splits for path in dataset.paths(split)]
+    items = pa.concat_tables(pq.read_table(path) for path in paths)["item"].to_pylist()
+    assert items.count(RARE_ID) == 2
+    assert Corpus.of(dataset, "item").ids.tolist() == sorted(map(fingerprint, "ab"))
 
 
 @pytest.mark.skipif("EMBEDPS_SAMPLES" not in os.environ, reason="EMBEDPS_SAMPLES is not set")

@@ -41,6 +41,7 @@ NEED_NO_TENSORFLOW = (
     "SizeLimit",
     "TableOptions",
     "TableSpec",
+    "Tiered",
     "TimeToLive",
     "TrainConfig",
     "Transforms",

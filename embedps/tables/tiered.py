@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 
+from embedps.config_fields import check_types
 from embedps.console.lines import say
 from embedps.errors import UsageError
 
@@ -31,6 +33,9 @@ class Tiered:
     directory: str
 
     def __post_init__(self) -> None:
+        if isinstance(self.directory, os.PathLike):
+            object.__setattr__(self, "directory", os.fspath(self.directory))
+        check_types(self, "Tiered.")
         if not 0 < self.max_memory_bytes < 2**63:
             raise UsageError(
                 f"max_memory_bytes must be in [1, 2^63) but got {self.max_memory_bytes}"

@@ -63,26 +63,38 @@ def rows_of(trainer: Any, dataset: Any) -> dict[str, Any]:
     return {each: np.asarray(rows[each]) for each in ids}
 
 
-def both(in_memory: str) -> Recommender:
-    """A model of two tables, of which one may stay in memory."""
-    names = ("row", "C3")
-    tables = [TableSpec(name=n, embedding_dim=DIM, in_memory=n == in_memory) for n in names]
-    features = [FeatureSpec(name=name, table=name) for name in names]
+def two_tables(**of_row: Any) -> Recommender:
+    """A model of two tables, of which the first is declared as it is asked for."""
+    tables = [
+        TableSpec(name="row", embedding_dim=DIM, **of_row),
+        TableSpec(name="C3", embedding_dim=DIM),
+    ]
+    features = [FeatureSpec(name=table.name, table=table.name) for table in tables]
     return Recommender(build=functools.partial(SumModel, features=features, tables=tables))
+
+
+def assert_same(found: list[dict[str, Any]], model_dirs: list[Path]) -> None:
+    """Two runs have the same rows, and the scores of two epochs, to the bit."""
+    for each, values in found[0].items():
+        np.testing.assert_array_equal(values, found[1][each])
+        assert np.count_nonzero(values)
+    scores = [[e["logloss"] for e in read_evaluations(each)] for each in model_dirs]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == 2
 
 
 def test_a_table_that_stays_in_memory_has_no_row_on_disk_and_the_same_bits(tmp_path):
     dataset = write_dataset(tmp_path / "data", train=(ROWS,), whole=True)
-    found, scores = [], []
+    found = []
     for name, kept, options in (
-        ("plain", ("", ""), {}),
-        ("on-disk", ("", "row"), tiered(tmp_path / "spill")),  # its group changes at the restore
+        ("plain", (False, False), {}),
+        ("on-disk", (False, True), tiered(tmp_path / "spill")),  # its group changes at the restore
     ):
         for epochs, in_memory in zip((1, 2), kept, strict=True):
             trainer = make_trainer(
                 dataset,
                 tmp_path / name,
-                recommender=both(in_memory),
+                recommender=two_tables(in_memory=in_memory),
                 **FIELDS | options | {"epochs": epochs},
             )
             trainer.fit()
@@ -90,24 +102,7 @@ def test_a_table_that_stays_in_memory_has_no_row_on_disk_and_the_same_bits(tmp_p
             assert (on_disk["row"] > ROWS / 4) == bool(options and not in_memory)
         assert on_disk["row"] == 0
         found.append(rows_of(trainer, dataset))
-        scores.append([e["logloss"] for e in read_evaluations(tmp_path / name)])
-    for each, values in found[0].items():
-        np.testing.assert_array_equal(values, found[1][each])
-        assert np.count_nonzero(values)
-    assert scores[0] == scores[1]
-    assert len(scores[0]) == 2
-
-
-def with_memory(memory: Tiered | None, *, dims: tuple[int, int] = (DIM, DIM)) -> Recommender:
-    """A model of two tables, of which the first may have a memory of its own."""
-    names = ("row", "C3")
-    own = dict(zip(names, (memory, None), strict=True))
-    tables = [
-        TableSpec(name=n, embedding_dim=dim, memory=own[n])
-        for n, dim in zip(names, dims, strict=True)
-    ]
-    features = [FeatureSpec(name=name, table=name) for name in names]
-    return Recommender(build=functools.partial(SumModel, features=features, tables=tables))
+    assert_same(found, [tmp_path / "plain", tmp_path / "on-disk"])
 
 
 def test_a_table_with_a_memory_of_its_own_has_the_same_bits(tmp_path):
@@ -117,14 +112,14 @@ def test_a_table_with_a_memory_of_its_own_has_the_same_bits(tmp_path):
         max_memory_bytes=options["max_memory_bytes"], directory=str(tmp_path / "its-own")
     )
     of_run = options | {"max_memory_bytes": 1 << 30}
-    found, scores = [], []
+    found = []
     for name, own, given in (("plain", None, ({}, {})), ("own", memory, ({}, of_run))):
         # The second run restores a shard that does not fit, beside one that does.
         for epochs, more in enumerate(given, 1):
             trainer = make_trainer(
                 dataset,
                 tmp_path / name,
-                recommender=with_memory(own),
+                recommender=two_tables(memory=own),
                 **FIELDS | more | {"epochs": epochs},
             )
             trainer.fit()
@@ -132,14 +127,9 @@ def test_a_table_with_a_memory_of_its_own_has_the_same_bits(tmp_path):
             on_disk = trainer.collection.tier_stats().rows_on_disk
             assert (on_disk["row"] > ROWS / 4, on_disk["C3"]) == (own is not None, 0)
         found.append(rows_of(trainer, dataset))
-        scores.append([e["logloss"] for e in read_evaluations(tmp_path / name)])
-    for each, values in found[0].items():
-        np.testing.assert_array_equal(values, found[1][each])
-        assert np.count_nonzero(values)
-    assert scores[0] == scores[1]
-    assert len(scores[0]) == 2
+    assert_same(found, [tmp_path / "plain", tmp_path / "own"])
     assert list((tmp_path / "its-own").iterdir()) == []
-    run = open_run(tmp_path / "own", data=dataset.directory, recommender=with_memory(memory))
+    run = open_run(tmp_path / "own", data=dataset.directory, recommender=two_tables(memory=memory))
     assert load_from(run).collection.tier_stats().rows_on_disk["row"] > ROWS / 4
     large = replace(memory, max_memory_bytes=1 << 30)  # what a reader is given comes first
     assert load_from(run, memory=large).collection.tier_stats().rows_on_disk["row"] == 0
@@ -176,6 +166,12 @@ def test_a_memory_of_a_table_is_refused_where_it_cannot_be(tmp_path):
     memory = Tiered(max_memory_bytes=9_000_000, directory=str(tmp_path))
     with pytest.raises(UsageError, match=r"table 't': memory must be None, or an embedps.Tiered"):
         TableSpec(name="t", embedding_dim=4, memory=memory, in_memory=True)
+    for wrong in (1.5, "9", None):
+        with pytest.raises(UsageError, match=r"Tiered.max_memory_bytes must be"):
+            Tiered(max_memory_bytes=wrong, directory=str(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"Tiered.directory must be"):
+        Tiered(max_memory_bytes=9, directory=None)  # type: ignore[arg-type]
+    assert Tiered(max_memory_bytes=9_000_000, directory=tmp_path) == memory  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"'t': memory must be .* but got 7"):
         TableSpec(name="t", embedding_dim=4, memory=7)  # type: ignore[arg-type]
     dataset = write_dataset(tmp_path / "data", train=(100,), whole=True)
@@ -183,12 +179,12 @@ def test_a_memory_of_a_table_is_refused_where_it_cannot_be(tmp_path):
         make_trainer(
             dataset,
             tmp_path / "model",
-            recommender=with_memory(memory),
+            recommender=two_tables(memory=memory),
             max_server_bytes=1 << 30,
         )
     little = Tiered(max_memory_bytes=1, directory=str(tmp_path))
     with pytest.raises(UsageError, match=r"max_memory_bytes must be at least \d+"):
-        make_trainer(dataset, tmp_path / "model", recommender=with_memory(little))
+        make_trainer(dataset, tmp_path / "model", recommender=two_tables(memory=little))
 
 
 @pytest.mark.parametrize(

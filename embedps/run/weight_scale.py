@@ -33,7 +33,10 @@ def far_weights(dataset: Dataset) -> str:
     import pyarrow.parquet as pq
 
     names = dict.fromkeys(label.weight or dataset.weight for label in dataset.labels)
-    path = next((dataset.absolute_path(f) for f in dataset.split("train").files if f.rows), None)
+    split = dataset.splits.get("train")  # a run that watches may begin without one
+    files = split.files if split is not None else ()
+    paths = (dataset.absolute_path(file) for file in files if file.rows)
+    path = next((path for path in paths if path.exists()), None)  # it may be done with some
     for name in filter(None, names if path else ()):
         with naming(str(path)), pq.ParquetFile(path) as shard:
             weights = shard.read_row_group(0, columns=[name])[0].to_numpy()

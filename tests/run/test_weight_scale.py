@@ -36,6 +36,15 @@ def test_weights_near_1_are_not_told(tmp_path: Path, mean: float) -> None:
     assert far_weights(labelled.write_dataset(tmp_path / "set", columns_of(weight=weights))) == ""
 
 
+def test_a_dataset_without_files_has_no_weights_to_tell(tmp_path: Path) -> None:
+    made = labelled.write_dataset(tmp_path / "set", columns_of(weight=np.full(200, 1e4)))
+    assert far_weights(made)
+    assert far_weights(dataclasses.replace(made, splits={})) == ""
+    for path in made.paths("train"):
+        path.unlink()
+    assert far_weights(made) == ""
+
+
 @pytest.mark.multiprocess
 def test_a_run_says_so(tmp_path: Path) -> None:
     columns = columns_of(weight=np.full(200, 1e4))

@@ -171,7 +171,7 @@ def test_a_memory_of_a_table_is_refused_where_it_cannot_be(tmp_path):
             Tiered(max_memory_bytes=wrong, directory=str(tmp_path))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"Tiered.directory must be"):
         Tiered(max_memory_bytes=9, directory=None)  # type: ignore[arg-type]
-    assert Tiered(max_memory_bytes=9_000_000, directory=tmp_path) == memory  # type: ignore[arg-type]
+    assert Tiered(max_memory_bytes=9_000_000, directory=tmp_path) == memory
     with pytest.raises(UsageError, match=r"'t': memory must be .* but got 7"):
         TableSpec(name="t", embedding_dim=4, memory=7)  # type: ignore[arg-type]
     dataset = write_dataset(tmp_path / "data", train=(100,), whole=True)
